@@ -1,0 +1,1 @@
+"""Task suites and model makers that the README and the demo use."""

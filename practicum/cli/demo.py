@@ -1,0 +1,213 @@
+"""The demo: a small model goes from answering to doing, driven through the REST APIs alone.
+
+Reads downwards: suite → (warm start) → evaluate → train → evaluate → report. Every number comes
+from a service's answer; nothing is computed from what the demo itself decided.
+"""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import Progress, TaskID
+
+from examples.first_bugs import demonstrations, generate_suite
+from practicum.cli.client import Json, PlatformClient, RequestRefused, poll_until
+from practicum.cli.recipe import DemoRecipe
+from practicum.cli.report import DemoReport, Heldout
+from practicum.errors import PracticumError
+
+TERMINAL_STATES = frozenset({"completed", "stopped", "failed"})
+DEMONSTRATIONS_PER_CALL = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoContext:
+    """What every stage of the demo needs."""
+
+    client: PlatformClient
+    progress: Progress
+    recipe: DemoRecipe
+    reward_url: str
+
+
+async def run_demo(context: DemoContext, model: Path) -> DemoReport:
+    """Evaluate, train, evaluate; the report. `PracticumError` where a stage fails."""
+    started_s = time.monotonic()
+    await stop_leftover_runs(context)
+    await submit_suite(context)
+    run_id = await start_run(context, model)
+    before = await evaluate(context, "held-out success before")
+    grades_before = await graded_so_far(context)
+    training_from_s = time.monotonic()
+    await context.client.trainer("POST", f"/v1/runs/{run_id}:resume")
+    run = await follow_run(context, run_id, "reinforcement learning")
+    training_s = time.monotonic() - training_from_s
+    num_graded = await graded_so_far(context) - grades_before
+    after = await evaluate(context, "held-out success after")
+    engines = await context.client.rollout("GET", "/v1/engines")
+    return DemoReport.build(
+        recipe=context.recipe,
+        run=run,
+        before=before,
+        after=after,
+        engines=engines,
+        grades_per_second=num_graded / training_s,
+        wall_s=time.monotonic() - started_s,
+    )
+
+
+async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
+    """Train `base` on demonstration trajectories and put the result at `target`."""
+    recipe = context.recipe
+    await stop_leftover_runs(context)
+    suite = generate_suite(recipe.seed, recipe.num_demonstrations, 8)
+    suite["name"] = "first-bugs-demonstrations"
+    await submit(context, suite)
+    created = await context.client.trainer("POST", "/v1/runs", recipe.sft_run(base))
+    run_id = created["run_id"]
+    shown = demonstrations(suite, recipe.seed)
+    bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
+    for first in range(0, len(shown), DEMONSTRATIONS_PER_CALL):
+        batch = shown[first : first + DEMONSTRATIONS_PER_CALL]
+        body = {"run_id": run_id, "demonstrations": batch}
+        accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
+        await follow_demonstrations(context, accepted["demonstration_id"], bar, first)
+    await follow_run(context, run_id, "supervised warm start")
+    newest = await newest_checkpoint(context, run_id)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(newest, target, ignore=shutil.ignore_patterns("state*", "manifest.json"))
+
+
+async def follow_demonstrations(
+    context: DemoContext, demonstration_id: str, bar: TaskID, num_before: int
+) -> None:
+    """Wait until a batch of demonstrations has been played; `PracticumError` where it failed."""
+    answer = await poll_until(
+        lambda: context.client.rollout("GET", f"/v1/demonstrations/{demonstration_id}"),
+        lambda answer: answer["state"] in TERMINAL_STATES,
+        lambda answer: context.progress.update(bar, completed=num_before + answer["num_done"]),
+    )
+    if answer["state"] != "completed":
+        raise PracticumError(f"the demonstrations {answer['state']}: {answer.get('error')}")
+
+
+async def newest_checkpoint(context: DemoContext, run_id: str) -> Path:
+    """The folder of the run's newest committed checkpoint."""
+    page = await context.client.trainer("GET", "/v1/checkpoints", run_id=run_id)
+    newest = max(page["items"], key=lambda item: item["weight_version"])
+    return Path(newest["path"])
+
+
+async def stop_leftover_runs(context: DemoContext) -> None:
+    """End runs that an interrupted demo left behind: they would train before ours."""
+    page = await context.client.trainer("GET", "/v1/runs")
+    for run in page["items"]:
+        if run["name"].startswith("demo-") and run["state"] not in TERMINAL_STATES:
+            await context.client.trainer("POST", f"/v1/runs/{run['run_id']}:stop")
+
+
+async def submit_suite(context: DemoContext) -> None:
+    """Submit first-bugs and wait until every task is admitted or rejected."""
+    recipe = context.recipe
+    await submit(context, generate_suite(recipe.seed, recipe.num_train, recipe.num_heldout))
+
+
+async def submit(context: DemoContext, suite: Json) -> None:
+    """Submit one suite; a suite that is there already is reused."""
+    try:
+        await context.client.rollout("POST", "/v1/suites", suite)
+    except RequestRefused as refused:
+        if refused.status != 409:
+            raise
+    bar = context.progress.add_task("tasks admitted", total=len(suite["tasks"]))
+
+    def show(answer: Json) -> None:
+        counts: Mapping[str, int] = answer["tasks_by_state"]
+        context.progress.update(bar, completed=counts.get("admitted", 0) + counts.get("rejected", 0))
+
+    answer = await poll_until(
+        lambda: context.client.rollout("GET", f"/v1/suites/{suite['name']}"),
+        lambda answer: not answer["tasks_by_state"].get("admitting", 0),
+        show,
+    )
+    rejected = answer["tasks_by_state"].get("rejected", 0)
+    if rejected:
+        raise PracticumError(f"{rejected} tasks of suite {suite['name']} were not admitted")
+
+
+async def start_run(context: DemoContext, model: Path) -> str:
+    """Create the run, paused, and wait until the engines serve its base model."""
+    created = await context.client.trainer("POST", "/v1/runs", context.recipe.rl_run(model))
+    run_id = str(created["run_id"])
+    bar = context.progress.add_task("base model published", total=1)
+    run = await poll_until(
+        lambda: context.client.trainer("GET", f"/v1/runs/{run_id}"),
+        lambda answer: answer["published_version"] is not None or answer["state"] in TERMINAL_STATES,
+        lambda _: None,
+    )
+    if run["state"] in TERMINAL_STATES:
+        raise PracticumError(f"the run {run['state']}: {run['error']}")
+    context.progress.update(bar, completed=1)
+    return run_id
+
+
+async def evaluate(context: DemoContext, label: str) -> Heldout:
+    """Measure success on the held-out split with the weights that are served now."""
+    accepted = await context.client.rollout("POST", "/v1/evaluations", context.recipe.evaluation())
+    bar = context.progress.add_task(label, total=context.recipe.num_heldout)
+    path = f"/v1/evaluations/{accepted['evaluation_id']}"
+    answer = await poll_until(
+        lambda: context.client.rollout("GET", path),
+        lambda answer: answer["state"] in TERMINAL_STATES,
+        lambda answer: context.progress.update(bar, completed=answer["num_done"]),
+    )
+    if answer["state"] != "completed":
+        raise PracticumError(f"the evaluation {answer['state']}: {answer.get('error')}")
+    return Heldout.from_evaluation(answer)
+
+
+async def follow_run(context: DemoContext, run_id: str, label: str) -> Json:
+    """Show a run's steps until it has ended and its last version is served."""
+    bar: TaskID | None = None
+
+    def show(answer: Json) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = context.progress.add_task(label, total=answer["num_steps"])
+        text = label
+        if answer["steps"]:
+            last = answer["steps"][-1]
+            reward = last.get("reward_mean")
+            text += f" · loss {last['loss']:.3f}" if reward is None else f" · reward {reward:.2f}"
+        context.progress.update(bar, completed=len(answer["steps"]), description=text)
+
+    def is_done(answer: Json) -> bool:
+        if answer["state"] == "completed":
+            return bool(answer["stage"] == "sft" or answer["published_version"] == answer["weight_version"])
+        return answer["state"] in TERMINAL_STATES
+
+    answer = await poll_until(lambda: context.client.trainer("GET", f"/v1/runs/{run_id}"), is_done, show)
+    if answer["state"] != "completed":
+        raise PracticumError(f"the run {answer['state']}: {answer['error']}")
+    return answer
+
+
+async def graded_so_far(context: DemoContext) -> float:
+    """Grades that the reward service has given since it started."""
+    samples = await context.client.metrics(context.reward_url)
+    return sum(value for name, value in samples.items() if name.startswith("practicum_reward_grades_total"))
+
+
+def make_model_folder(module: str, folder: Path) -> None:
+    """Run an example's model maker in a process of its own; this one never imports torch."""
+    if (folder / "config.json").exists():
+        return
+    made = subprocess.run(
+        [sys.executable, "-m", module, str(folder)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise PracticumError(f"{module} failed:\n{made.stderr[-2000:]}")

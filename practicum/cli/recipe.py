@@ -1,0 +1,103 @@
+"""The demo's numbers in one place: what is asked of the services, and how much of it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRecipe:
+    """One demo: a suite, a warm start and a run of reinforcement learning."""
+
+    model: str = "tiny"
+    seed: int = 7
+    num_train: int = 400
+    num_heldout: int = 100
+    num_steps: int = 28
+    group_size: int = 8
+    groups_per_step: int = 8
+    max_turns: int = 6
+    max_tokens: int = 512
+    max_new_tokens: int = 96
+    temperature: float = 1.0
+    max_staleness: int = 2
+    optimizer: Json = field(default_factory=lambda: {"lr": 3e-4, "warmup_steps": 2})
+    algorithm: Json = field(default_factory=dict)
+    microbatch_tokens: int = 16384
+    num_demonstrations: int = 6000
+    sft_trajectories_per_step: int = 32
+    sft_optimizer: Json = field(
+        default_factory=lambda: {"lr": 2e-3, "warmup_steps": 20, "schedule": "cosine"}
+    )
+
+    def rl_run(self, model: Path) -> Json:
+        """The body of POST /v1/runs for reinforcement learning; it starts paused."""
+        return {
+            "name": f"demo-rl-{self.model}",
+            "stage": "rl",
+            "model": {"path": str(model.resolve())},
+            "num_steps": self.num_steps,
+            "start_paused": True,
+            "rollout": {
+                "suite": "first-bugs",
+                "group_size": self.group_size,
+                "groups_per_step": self.groups_per_step,
+                "max_turns": self.max_turns,
+                "max_tokens": self.max_tokens,
+                "max_new_tokens": self.max_new_tokens,
+                "temperature": self.temperature,
+                "max_staleness": self.max_staleness,
+                "seed": self.seed,
+            },
+            "algorithm": self.algorithm,
+            "optimizer": self.optimizer,
+            "microbatch_tokens": self.microbatch_tokens,
+            "seed": self.seed,
+        }
+
+    def sft_run(self, model: Path) -> Json:
+        """The body of POST /v1/runs for the warm start."""
+        return {
+            "name": f"demo-sft-{self.model}",
+            "stage": "sft",
+            "model": {"path": str(model.resolve())},
+            "num_steps": self.num_demonstrations // self.sft_trajectories_per_step,
+            "rollout": None,
+            "trajectories_per_step": self.sft_trajectories_per_step,
+            "optimizer": self.sft_optimizer,
+            "microbatch_tokens": self.microbatch_tokens,
+            "seed": self.seed,
+        }
+
+    def evaluation(self) -> Json:
+        """The body of POST /v1/evaluations: the held-out split, sampled as in training."""
+        return {
+            "suite": "first-bugs",
+            "split": "heldout",
+            "num_tasks": self.num_heldout,
+            "samples_per_task": 1,
+            "temperature": self.temperature,
+            "max_turns": self.max_turns,
+            "max_tokens": self.max_tokens,
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+        }
+
+
+TINY = DemoRecipe()
+TINY_FULL = DemoRecipe(num_train=1000, num_heldout=200, num_steps=90)
+SMOLLM2 = DemoRecipe(
+    model="smollm2",
+    num_train=4,
+    num_heldout=4,
+    num_steps=2,
+    group_size=2,
+    groups_per_step=2,
+    max_turns=2,
+    max_tokens=1024,
+    max_new_tokens=48,
+    optimizer={"lr": 1e-6},
+    microbatch_tokens=2048,
+)

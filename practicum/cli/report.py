@@ -1,0 +1,150 @@
+"""What the demo found: a table for people, `report.json` for programs. The same numbers in both."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from practicum.cli.recipe import DemoRecipe
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """Success on the held-out split at one weight version, with its 95 % Wilson interval."""
+
+    success_rate: float
+    wilson_low: float
+    wilson_high: float
+    num_tasks: int
+    num_passed: int
+    mean_turns: float
+    tokens_generated: int
+    infra_failed: int
+    seconds: float
+    weight_version: int
+
+    @classmethod
+    def from_evaluation(cls, answer: Json) -> "Heldout":
+        """The figures of a finished evaluation."""
+        return cls(
+            success_rate=answer["success_rate"],
+            wilson_low=answer["wilson_low"],
+            wilson_high=answer["wilson_high"],
+            num_tasks=answer["num_episodes"],
+            num_passed=answer["num_passed"],
+            mean_turns=answer["mean_turns"],
+            tokens_generated=answer["tokens_generated"],
+            infra_failed=answer["infra_failed"],
+            seconds=answer["seconds"],
+            weight_version=answer["weight_version"],
+        )
+
+    def __str__(self) -> str:
+        return f"{self.success_rate:.2f}  [{self.wilson_low:.2f}, {self.wilson_high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """The outcome of one demo."""
+
+    model: str
+    heldout_before: Heldout
+    heldout_after: Heldout
+    gain: float
+    steps: int
+    wall_s: float
+    zero_variance_groups: list[int]
+    reward_mean: list[float]
+    tokens_generated: int
+    tokens_trained: int
+    mean_turns: float
+    logprob_mismatch_max: float
+    engine_utilisation: float
+    grades_per_second: float
+    episodes_infra_failed: int
+    step_seconds_mean: float
+    wait_seconds_mean: float
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        recipe: DemoRecipe,
+        run: Json,
+        before: Heldout,
+        after: Heldout,
+        engines: Json,
+        grades_per_second: float,
+        wall_s: float,
+    ) -> "DemoReport":
+        """Gather the services' answers."""
+        steps: Sequence[Json] = run["steps"]
+        items: Sequence[Mapping[str, Any]] = engines["items"]
+        slot_seconds = sum(item["slots"] * item["seconds"] for item in items)
+        return cls(
+            model=recipe.model,
+            heldout_before=before,
+            heldout_after=after,
+            gain=after.success_rate - before.success_rate,
+            steps=len(steps),
+            wall_s=round(wall_s, 1),
+            zero_variance_groups=[step["zero_variance_groups"] for step in steps],
+            reward_mean=[round(step["reward_mean"], 3) for step in steps],
+            tokens_generated=sum(item["tokens_generated"] for item in items),
+            tokens_trained=sum(step["tokens_trained"] for step in steps),
+            mean_turns=_mean([step["mean_turns"] for step in steps]),
+            logprob_mismatch_max=max((step["logprob_mismatch_max"] or 0.0 for step in steps), default=0.0),
+            engine_utilisation=sum(item["busy_slot_seconds"] for item in items) / max(slot_seconds, 1e-9),
+            grades_per_second=round(grades_per_second, 2),
+            episodes_infra_failed=before.infra_failed
+            + after.infra_failed
+            + sum(step["infra_failed"] for step in steps),
+            step_seconds_mean=_mean([step["seconds"] for step in steps]),
+            wait_seconds_mean=_mean([step["wait_s"] for step in steps]),
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the report as JSON, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        temporary.replace(path)
+
+    def print(self, console: Console) -> None:
+        """Print the table."""
+        table = Table(title=f"From answering to doing: model {self.model}", show_header=False)
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        before, after = self.heldout_before, self.heldout_after
+        rows = [
+            (f"held-out success before ({before.num_tasks} tasks, 95 % Wilson)", str(before)),
+            (f"held-out success after ({after.num_tasks} tasks, 95 % Wilson)", f"[bold]{after}[/bold]"),
+            ("gain", f"[bold]{self.gain:+.2f}[/bold]"),
+            ("steps", str(self.steps)),
+            ("wall time", f"{self.wall_s / 60:.1f} min"),
+            ("zero-variance groups by step", " ".join(map(str, self.zero_variance_groups))),
+            ("tokens generated", f"{self.tokens_generated:,}"),
+            ("tokens trained", f"{self.tokens_trained:,}"),
+            ("mean turns", f"{self.mean_turns:.2f}"),
+            ("largest logprob mismatch, rollout vs trainer", f"{self.logprob_mismatch_max:.2g}"),
+            ("engine utilisation", f"{self.engine_utilisation:.2f}"),
+            ("grades per second", f"{self.grades_per_second:.1f}"),
+            ("episodes lost to the platform", str(self.episodes_infra_failed)),
+            (
+                "seconds a step: training / waiting",
+                f"{self.step_seconds_mean:.1f} / {self.wait_seconds_mean:.1f}",
+            ),
+        ]
+        for name, value in rows:
+            table.add_row(name, value)
+        console.print(table)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 3) if values else 0.0

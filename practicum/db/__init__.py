@@ -1,0 +1,1 @@
+"""SQL plumbing: engines, types and migrations on SQLite and PostgreSQL alike."""

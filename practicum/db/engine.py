@@ -1,0 +1,113 @@
+"""Engines and column types that behave the same on SQLite and PostgreSQL.
+
+SQLite runs in WAL mode with a busy timeout, and every transaction begins IMMEDIATE: a transaction
+that reads and then writes would otherwise meet a lock that no waiting can resolve.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import DateTime, Text, TypeDecorator, event
+from sqlalchemy.engine import Dialect, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+SQLITE_BUSY_TIMEOUT_MS = 30_000
+
+naming_convention = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+"""Names for constraints, so that a migration can drop what another made."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime in UTC on every database."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse naive datetimes."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a datetime without a zone cannot be stored")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """SQLite keeps no zone; what was stored was UTC."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class JsonText(TypeDecorator[Any]):
+    """A JSON value as text, the same bytes on every database.
+
+    PostgreSQL's own types refuse U+0000 and lone surrogates, which a policy may well write; escaped
+    as ASCII text both survive.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Encode."""
+        return None if value is None else json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Decode."""
+        return None if value is None else json.loads(value)
+
+
+def create_engine(url: str) -> AsyncEngine:
+    """An engine for `sqlite:///path` or `postgresql://…`; makes the folder of a SQLite file."""
+    parsed = make_url(url)
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if parsed.database and parsed.database != ":memory:":
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_async_engine(parsed.set(drivername="sqlite+aiosqlite"))
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_immediate)
+        return engine
+    if backend == "postgresql":
+        return create_async_engine(
+            parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, pool_size=10, max_overflow=10
+        )
+    raise ValueError(f"database_url: {backend} is not supported; use sqlite:/// or postgresql://")
+
+
+@asynccontextmanager
+async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """One transaction: committed at the end, rolled back on any error."""
+    async with engine.begin() as connection:
+        yield connection
+
+
+async def check(engine: AsyncEngine) -> None:
+    """Raise where the database does not answer."""
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("SELECT 1")
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # The driver's own transaction handling would begin DEFERRED; ours begins below.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_immediate(connection: Any) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

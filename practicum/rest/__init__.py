@@ -1,0 +1,1 @@
+"""REST plumbing: one shape of application, errors, pages and idempotency for every service."""

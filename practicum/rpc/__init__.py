@@ -1,0 +1,1 @@
+"""gRPC plumbing: one way to serve and one way to call."""
