@@ -69,7 +69,10 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     await submit(context, suite)
     created = await context.client.trainer("POST", "/v1/runs", recipe.sft_run(base))
     run_id = created["run_id"]
-    shown = demonstrations(suite, recipe.seed)
+    shown = [
+        {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}
+        for shown in demonstrations(suite, recipe.seed)
+    ]
     bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
     for first in range(0, len(shown), DEMONSTRATIONS_PER_CALL):
         batch = shown[first : first + DEMONSTRATIONS_PER_CALL]

@@ -44,9 +44,12 @@ class DemoModel(StrEnum):
 def up(
     model: Annotated[Path, typer.Option(help="The Hugging Face folder to serve.")] = TINY_FOLDER,
     data_dir: DataDir = Path("var/local"),
+    engine_url: Annotated[
+        str | None, typer.Option(help="An SGLang server that serves this model; default: a CPU engine.")
+    ] = None,
 ) -> None:
     """Start the local stack and keep it running until Ctrl-C."""
-    _main(_up(StackOptions(data_dir=data_dir, model=model)))
+    _main(_up(StackOptions(data_dir=data_dir, model=model, engine_url=engine_url)))
 
 
 @app.command()
@@ -60,21 +63,27 @@ def demo(
     ] = False,
     steps: Annotated[int | None, typer.Option(help="Steps of reinforcement learning.")] = None,
     heldout: Annotated[int | None, typer.Option(help="Held-out tasks to measure on.")] = None,
+    train: Annotated[int | None, typer.Option(help="Tasks to train on.")] = None,
     data_dir: DataDir = Path("var/local"),
+    engine_url: Annotated[
+        str | None, typer.Option(help="An SGLang server that serves the model; default: a CPU engine.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Where the report goes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run the main job end to end: evaluate, train, evaluate, report."""
     recipe = SMOLLM2 if model is DemoModel.SMOLLM2 else (TINY_FULL if full else TINY)
-    if steps is not None:
-        recipe = replace(recipe, num_steps=steps)
-    if heldout is not None:
-        recipe = replace(recipe, num_heldout=heldout)
+    recipe = replace(
+        recipe,
+        num_steps=recipe.num_steps if steps is None else steps,
+        num_heldout=recipe.num_heldout if heldout is None else heldout,
+        num_train=recipe.num_train if train is None else train,
+    )
     name = (
         "report-full.json" if full else ("report.json" if model is DemoModel.TINY else f"report-{model}.json")
     )
     path = report or Path("var/demo") / name
-    made = _main(_demo(recipe, data_dir, from_scratch))
+    made = _main(_demo(recipe, data_dir, from_scratch, engine_url))
     made.write(path)
     if as_json:
         console.print_json(path.read_text())
@@ -149,14 +158,14 @@ async def _up(options: StackOptions) -> None:
         await asyncio.Event().wait()
 
 
-async def _demo(recipe: DemoRecipe, data_dir: Path, from_scratch: bool) -> DemoReport:
+async def _demo(recipe: DemoRecipe, data_dir: Path, from_scratch: bool, engine_url: str | None) -> DemoReport:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     model = _model_folder(recipe, data_dir, from_scratch)
     async with AsyncExitStack() as stack:
         progress = stack.enter_context(Progress(*columns, console=errors))
         addresses = read_stack(data_dir)
         if addresses is None:
-            options = StackOptions(data_dir=data_dir, model=model)
+            options = StackOptions(data_dir=data_dir, model=model, engine_url=engine_url)
             starting = progress.add_task("local stack", total=1)
             addresses = await stack.enter_async_context(
                 running_stack(options, lambda text: progress.update(starting, description=text))

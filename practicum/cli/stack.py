@@ -55,6 +55,7 @@ class StackOptions:
     trainer_threads: int = 1
     max_running_requests: int = 64
     engine_timeout_s: float = 180.0
+    engine_url: str | None = None  # an engine that runs already; None starts a CPU engine
 
 
 def read_stack(data_dir: Path) -> StackAddresses | None:
@@ -131,7 +132,8 @@ class Stack:
         raise ProcessFailed(f"{process.spec.name} ended {MAX_RESTARTS + 1} times; see {process.log_path}")
 
     def _waves(self) -> list[list[ProcessSpec]]:
-        return [[self._redis(), self._engine(), self._reward()], [self._rollout(), self._trainer()]]
+        own_engine = [] if self._options.engine_url else [self._engine()]
+        return [[self._redis(), *own_engine, self._reward()], [self._rollout(), self._trainer()]]
 
     def _redis(self) -> ProcessSpec:
         folder = self._options.data_dir / "redis"
@@ -212,6 +214,8 @@ class Stack:
             await client.aclose()
 
     def _url(self, name: str) -> str:
+        if name == "engine" and self._options.engine_url:
+            return self._options.engine_url
         return f"http://127.0.0.1:{self._ports[name]}"
 
     def _log_path(self, name: str) -> Path:
