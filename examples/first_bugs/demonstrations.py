@@ -1,11 +1,10 @@
 """Scripted episodes for the warm start: the form always right, the fix right in about a third.
 
-Owns the wrong edits, which are of three styles that a policy can tell apart in any kind: a nudge of the returned
-value, a change of a line that has no bug, and another change in the right place. Never shows the right fix in a
-wrong demonstration: a wrong edit is kept only where the hidden tests fail on it.
+Owns the wrong edits, which are of two styles that a policy can tell apart in any kind: a nudge of the returned value,
+where no bug is, and a wrong change in the right place. Never shows the right fix in a wrong demonstration: a wrong
+edit is kept only where the hidden tests fail on it.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,33 +14,12 @@ from typing import Any
 from examples.first_bugs.suite import Instance, draw_instances, numbers_of_version
 from examples.first_bugs.verify import passes
 
-_SWAPS = (
-    ("<=", "=="),
-    (">=", "=="),
-    ("==", ">="),
-    ("!=", "<="),
-    (" < ", " == "),
-    (" > ", " == "),
-    ("+=", "*="),
-    ("-=", "*="),
-    ("*=", "-="),
-    (" // ", " + "),
-    (" + ", " // "),
-    (" - ", " * "),
-    (" * ", " - "),
-    (" % ", " + "),
-    (" and ", " == "),
-    (" or ", " == "),
-)
-_LONGEST_PIECES = 3  # space-separated pieces in an edited fragment
-
 
 class Style(StrEnum):
     """What a demonstration's edit does."""
 
     FIX = "fix"
     NUDGED_RESULT = "nudged_result"  # one more than what is returned
-    WRONG_LINE = "wrong_line"  # a change where no bug is
     WRONG_FIX = "wrong_fix"  # another change where the bug is
 
 
@@ -92,38 +70,15 @@ def _demonstrate(instance: Instance, task: str, share_right: float, rng: Random)
 
 def wrong_edits(instance: Instance) -> Iterator[tuple[Style, tuple[str, str]]]:
     """The (old, new) edits of each wrong style that apply: `old` stands once, and the hidden tests fail after."""
-    lines = [line.strip() for line in instance.broken.splitlines()[2:]]  # 2: the def line and the docstring
-    places = {
-        Style.NUDGED_RESULT: [(old, f"{old} + 1") for old in _tails(lines[-1])],
-        Style.WRONG_LINE: [
-            (old, changed)
-            for line in lines
-            if instance.buggy not in line
-            for old in _tails(line)
-            for changed in _changes(old)
-        ],
-        Style.WRONG_FIX: [(instance.buggy, changed) for changed in _changes(instance.buggy)],
-    }
-    for style, edits in places.items():
-        for old, new in edits:
-            edited = instance.broken.replace(old, new)
-            if instance.broken.count(old) == 1 and new != instance.right and not passes(edited, instance.hidden_tests):
-                yield style, (old, new)
-                break
-
-
-def _tails(line: str) -> Iterator[str]:
-    """Ends of a line at a space, the shortest that may stand alone first, and without the colon of a block."""
-    pieces = line.removesuffix(":").split(" ")
-    for count in range(min(2, len(pieces)), _LONGEST_PIECES + 1):
-        yield " ".join(pieces[-count:])
-
-
-def _changes(fragment: str) -> Iterator[str]:
-    """Wrong variants of a fragment: its operator swapped, its last number raised, or one added."""
-    for operator, other in _SWAPS:
-        if operator in fragment:
-            yield fragment.replace(operator, other, 1)
-    if match := re.search(r"\d+(?!.*\d)", fragment):
-        yield f"{fragment[: match.start()]}{int(match[0]) + 1}{fragment[match.end() :]}"
-    yield f"{fragment} + 1"
+    edits = (
+        (Style.NUDGED_RESULT, "return ", "return 1 + "),
+        (Style.WRONG_FIX, instance.buggy, f"{instance.buggy} + 1"),
+        (Style.WRONG_FIX, instance.buggy, f"{instance.buggy} - 1"),  # where one more happens to be right
+    )
+    found: set[Style] = set()
+    for style, old, new in edits:
+        edited = instance.broken.replace(old, new)
+        applies = instance.broken.count(old) == 1 and new != instance.right
+        if style not in found and applies and not passes(edited, instance.hidden_tests):
+            found.add(style)
+            yield style, (old, new)

@@ -15,10 +15,8 @@ Arguments = tuple[object, ...]
 
 # Short words only: the model copies them, and each is one token.
 NAMES: tuple[str, ...] = (
-    *("x", "y", "z", "n", "k", "v", "t", "u", "w", "p", "q", "d", "e", "g", "h", "m", "r", "s"),
-    *("val", "num", "item", "row", "cell", "word", "text", "line", "part", "size", "step", "low", "high", "base"),
-    *("key", "code", "mark", "unit", "data", "nums", "vals", "rows", "box", "bag", "left", "right", "first", "last"),
-    *("top", "end", "cur", "acc", "res", "out", "tmp", "idx"),
+    *("x", "y", "z", "n", "k", "v", "t", "u", "w", "p", "q", "d"),
+    *("val", "num", "item", "row", "cell", "word", "part", "data", "box", "left", "out", "tmp"),
 )
 
 _PLACEHOLDER = re.compile(r"\$([A-Za-z]+)")

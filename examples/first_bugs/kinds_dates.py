@@ -55,7 +55,7 @@ KINDS = (
         bugs=(
             Bug(name="wrong_operator", right="% 100 != 0", buggy="% 100 == 0"),
             Bug(name="wrong_constant", right="% 4 == 0", buggy="% 3 == 0"),
-            Bug(name="flipped_test", right="$y < $K", buggy="$y > $K"),
+            Bug(name="flipped_test", right="< $K", buggy="> $K"),
         ),
         inputs=_year,
         constants=lambda rng: {"K": rng.randint(1500, 1899)},
@@ -73,7 +73,7 @@ KINDS = (
         bugs=(
             Bug(name="swapped", right="29 if $l else 28", buggy="28 if $l else 29"),
             Bug(name="wrong_constant", right="(4, 6,", buggy="(4, 5,"),
-            Bug(name="off_by_one", right="$m == 2", buggy="$m == 3"),
+            Bug(name="off_by_one", right="== 2", buggy="== 3"),
         ),
         inputs=lambda rng, _: (rng.randint(1, 12), rng.random() < 0.5),
         constants=lambda _: {},
@@ -87,7 +87,7 @@ KINDS = (
     return ($a + $b) % 7
 """,
         bugs=(
-            Bug(name="wrong_operator", right="$a + $b", buggy="$a - $b"),
+            Bug(name="wrong_operator", right="+ $b", buggy="- $b"),
             Bug(name="off_by_one", right="% 7", buggy="% 6"),
         ),
         inputs=lambda rng, _: (rng.randint(0, 6), rng.randint(0, 40)),
@@ -121,7 +121,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="wrong_constant", right="// 60", buggy="// 24"),
-            Bug(name="wrong_operator", right="$x + $K", buggy="$x - $K"),
+            Bug(name="wrong_operator", right="+ $K", buggy="- $K"),
             Bug(name="flipped", right="% 60", buggy="* 60"),
         ),
         inputs=lambda rng, _: (rng.randint(100, 4000),),

@@ -32,9 +32,9 @@ KINDS = (
     return $n
 """,
         bugs=(
-            Bug(name="boundary", right="$i > $K", buggy="$i >= $K"),
-            Bug(name="wrong_step", right="$n += 1", buggy="$n += 2"),
-            Bug(name="wrong_start", right="$n = 0", buggy="$n = 1"),
+            Bug(name="boundary", right="> $K", buggy=">= $K"),
+            Bug(name="wrong_step", right="+= 1", buggy="+= 2"),
+            Bug(name="wrong_start", right="= 0", buggy="= 5"),
         ),
         inputs=_near_constant,
         constants=_constant,
@@ -53,7 +53,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="flipped_test", right="% $K == 0", buggy="% $K != 0"),
-            Bug(name="wrong_value", right="$n += $i", buggy="$n += 1"),
+            Bug(name="wrong_value", right="+= $i", buggy="+= 1"),
             Bug(name="wrong_start", right="$n = 0", buggy="$n = 1"),
         ),
         inputs=lambda rng, k: ([i * rng.choice([1, integer(k, "K")]) for i in numbers(rng, 1, 20)],),
@@ -72,7 +72,7 @@ KINDS = (
     return $m
 """,
         bugs=(
-            Bug(name="flipped_test", right="$i > $m", buggy="$i < $m"),
+            Bug(name="flipped_test", right="> $m", buggy="< $m"),
             Bug(name="wrong_operator", right="$K or", buggy="$K and"),
             Bug(name="wrong_start", right="$m = $K", buggy="$m = 0"),
         ),
@@ -90,7 +90,7 @@ KINDS = (
     return sum($a) // len($a)
 """,
         bugs=(
-            Bug(name="wrong_operator", right="sum($a) // len", buggy="sum($a) * len"),
+            Bug(name="wrong_operator", right="// len", buggy="* len"),
             Bug(name="wrong_function", right="sum(", buggy="max("),
             Bug(name="wrong_result", right="return $K", buggy="return 0"),
         ),
@@ -110,7 +110,7 @@ KINDS = (
     return $r
 """,
         bugs=(
-            Bug(name="flipped_test", right="$i not in $r", buggy="$i in $r"),
+            Bug(name="flipped_test", right="if $i not in", buggy="if $i in"),
             Bug(name="wrong_order", right="append($i)", buggy="insert(0, $i)"),
             Bug(name="wrong_value", right="return $r", buggy="return $a"),
         ),
@@ -126,7 +126,7 @@ KINDS = (
     return $a[$K:] + $a[:$K] + [$J]
 """,
         bugs=(
-            Bug(name="swapped", right="$a[$K:] + $a[:$K]", buggy="$a[:$K] + $a[$K:]"),
+            Bug(name="swapped", right="return $a[$K:]", buggy="return $a[:$K]"),
             Bug(name="wrong_value", right="[$J]", buggy="[0]"),
         ),
         inputs=lambda rng, _: (numbers(rng, 1, 50, least=3),),
@@ -145,7 +145,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="off_by_one", right="range(0,", buggy="range(1,"),
-            Bug(name="wrong_operator", right="$i + $K", buggy="$i * $K"),
+            Bug(name="wrong_operator", right="+ $K", buggy="* $K"),
             Bug(name="wrong_step", right="len($a), $K", buggy="len($a), 1"),
         ),
         inputs=lambda rng, _: (numbers(rng, 1, 50, least=3),),

@@ -34,8 +34,8 @@ KINDS = (
     return $x
 """,
         bugs=(
-            Bug(name="flipped_test", right="$x < $L", buggy="$x > $L"),
-            Bug(name="flipped_high", right="$x > $H", buggy="$x < $H"),
+            Bug(name="flipped_test", right="< $L", buggy="> $L"),
+            Bug(name="flipped_high", right="> $H", buggy="< $H"),
             Bug(name="wrong_result", right="return $L", buggy="return 0"),
         ),
         inputs=_near_bounds,
@@ -50,8 +50,8 @@ KINDS = (
     return $L <= $x and $x <= $H
 """,
         bugs=(
-            Bug(name="boundary_low", right="$L <= $x", buggy="$L < $x"),
-            Bug(name="boundary_high", right="$x <= $H", buggy="$x < $H"),
+            Bug(name="boundary_low", right="$L <=", buggy="$L <"),
+            Bug(name="boundary_high", right="<= $H", buggy="< $H"),
             Bug(name="wrong_operator", right="and", buggy="or"),
         ),
         inputs=_near_bounds,
@@ -68,8 +68,8 @@ KINDS = (
     return 'B' if $x >= $L else 'C'
 """,
         bugs=(
-            Bug(name="boundary", right="$x >= $H", buggy="$x > $H"),
-            Bug(name="flipped_test", right="$x >= $L", buggy="$x <= $L"),
+            Bug(name="boundary", right=">= $H", buggy="> $H"),
+            Bug(name="flipped_test", right=">= $L", buggy="<= $L"),
             Bug(name="wrong_result", right="else 'C'", buggy="else 'A'"),
         ),
         inputs=_near_bounds,
@@ -87,9 +87,9 @@ KINDS = (
     return $t
 """,
         bugs=(
-            Bug(name="wrong_operator", right="$n * $K", buggy="$n + $K"),
-            Bug(name="boundary", right="$n >= 10", buggy="$n > 10"),
-            Bug(name="wrong_sign", right="$t -= $D", buggy="$t += $D"),
+            Bug(name="wrong_operator", right="* $K", buggy="+ $K"),
+            Bug(name="boundary", right=">= 10", buggy="> 10"),
+            Bug(name="wrong_sign", right="-= $D", buggy="+= $D"),
         ),
         inputs=lambda rng, _: (rng.choice([10, rng.randint(0, 9), rng.randint(10, 30)]),),
         constants=lambda rng: {"K": rng.randint(11, 60), "D": rng.randint(2, 9)},
@@ -105,8 +105,8 @@ KINDS = (
     return ($x - $L) * $K // 100
 """,
         bugs=(
-            Bug(name="flipped_test", right="$x <= $L", buggy="$x >= $L"),
-            Bug(name="wrong_operator", right="$x - $L", buggy="$x + $L"),
+            Bug(name="flipped_test", right="<= $L", buggy=">= $L"),
+            Bug(name="wrong_operator", right="- $L", buggy="+ $L"),
             Bug(name="wrong_constant", right="// 100", buggy="// 10"),
         ),
         inputs=lambda rng, k: (rng.randint(0, 400),),
@@ -122,7 +122,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="swapped", right="$H // $L", buggy="$L // $H"),
-            Bug(name="wrong_operator", right="$x * $H", buggy="$x + $H"),
+            Bug(name="wrong_operator", right="* $H", buggy="+ $H"),
         ),
         inputs=lambda rng, k: (rng.randint(1, integer(k, "L")),),
         constants=_bounds,
@@ -140,8 +140,8 @@ KINDS = (
 """,
         bugs=(
             Bug(name="off_by_one", right="range(1, $n + 1)", buggy="range(1, $n)"),
-            Bug(name="wrong_operator", right="$i * $i", buggy="$i + $i"),
-            Bug(name="wrong_start", right="$t = $K", buggy="$t = 0"),
+            Bug(name="wrong_operator", right="* $i", buggy="+ $i"),
+            Bug(name="wrong_start", right="= $K", buggy="= 0"),
         ),
         inputs=lambda rng, _: (rng.randint(1, 9),),
         constants=lambda rng: {"K": rng.randint(2, 99)},
@@ -158,9 +158,9 @@ KINDS = (
     return $t
 """,
         bugs=(
-            Bug(name="wrong_operator", right="$t *= $K", buggy="$t += $K"),
+            Bug(name="wrong_operator", right="*= $K", buggy="+= $K"),
             Bug(name="off_by_one", right="range($n)", buggy="range($n - 1)"),
-            Bug(name="wrong_start", right="$t = 1", buggy="$t = 0"),
+            Bug(name="wrong_start", right="= 1", buggy="= 0"),
         ),
         inputs=lambda rng, _: (rng.randint(0, 6),),
         constants=lambda rng: {"K": rng.randint(2, 30)},
@@ -175,8 +175,8 @@ KINDS = (
     return min($d, $K)
 """,
         bugs=(
-            Bug(name="wrong_operator", right="$a - $b", buggy="$a + $b"),
-            Bug(name="wrong_function", right="min($d", buggy="max($d"),
+            Bug(name="wrong_operator", right="- $b", buggy="+ $b"),
+            Bug(name="wrong_function", right="min(", buggy="max("),
         ),
         inputs=lambda rng, k: (rng.randint(0, 60), rng.randint(0, 60)),
         constants=lambda rng: {"K": rng.randint(5, 50)},
@@ -192,9 +192,9 @@ KINDS = (
     return -1 if $x < $K else 0
 """,
         bugs=(
-            Bug(name="boundary", right="$x > $K", buggy="$x >= $K"),
+            Bug(name="boundary", right="> $K", buggy=">= $K"),
             Bug(name="wrong_sign", right="return 1", buggy="return 2"),
-            Bug(name="boundary_low", right="$x < $K", buggy="$x <= $K"),
+            Bug(name="boundary_low", right="< $K", buggy="<= $K"),
         ),
         inputs=_near,
         constants=lambda rng: {"K": rng.randint(11, 90)},

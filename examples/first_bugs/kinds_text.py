@@ -30,7 +30,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="wrong_step", right="[::-1]", buggy="[::2]"),
-            Bug(name="wrong_operator", right="$t ==", buggy="$t !="),
+            Bug(name="wrong_operator", right="==", buggy="!="),
             Bug(name="wrong_function", right="lower()", buggy="strip()"),
         ),
         inputs=lambda rng, _: ((half := phrase(rng, 4)) + rng.choice(["", half[::-1].lower(), half[::-1]]),),
@@ -49,8 +49,8 @@ KINDS = (
     return $n
 """,
         bugs=(
-            Bug(name="flipped_test", right="$c in 'aeiou'", buggy="$c not in 'aeiou'"),
-            Bug(name="wrong_step", right="$n += 1", buggy="$n -= 1"),
+            Bug(name="flipped_test", right="if $c in", buggy="if $c not in"),
+            Bug(name="wrong_step", right="+= 1", buggy="-= 1"),
             Bug(name="wrong_function", right="lower()", buggy="upper()"),
         ),
         inputs=_text,
@@ -101,7 +101,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="wrong_mark", right="'$S'.join", buggy="':'.join"),
-            Bug(name="flipped_test", right="$w != ''", buggy="$w == ''"),
+            Bug(name="flipped_test", right="!= ''", buggy="== ''"),
             Bug(name="wrong_value", right="join($r)", buggy="join($a)"),
         ),
         inputs=lambda rng, _: (words(rng, least=2),),
@@ -117,9 +117,9 @@ KINDS = (
     return '$S' * $n + $s
 """,
         bugs=(
-            Bug(name="wrong_operator", right="$K - len", buggy="$K + len"),
+            Bug(name="wrong_operator", right="- len", buggy="+ len"),
             Bug(name="swapped", right="'$S' * $n + $s", buggy="$s + '$S' * $n"),
-            Bug(name="wrong_function", right="len($s)", buggy="int($s)"),
+            Bug(name="wrong_function", right="len(", buggy="int("),
         ),
         inputs=_around_length,
         constants=_mark,
@@ -134,7 +134,7 @@ KINDS = (
     return min($n, $K)
 """,
         bugs=(
-            Bug(name="wrong_function", right="min($n", buggy="max($n"),
+            Bug(name="wrong_function", right="min(", buggy="max("),
             Bug(name="swapped", right="$s.count($c)", buggy="$c.count($s)"),
         ),
         inputs=lambda rng, k: ("a" * rng.randint(0, 14) + phrase(rng, 4), rng.choice("aBc")),

@@ -17,20 +17,21 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from examples.first_bugs.copying import ROPE_THETA, plant_copying
 from examples.first_bugs.demonstrations import demonstrations
 from examples.first_bugs.suite import generate_suite
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 MARKERS = (PAD, START, END)  # decoding may skip these
 TOOL_MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # decoding keeps these: parsers read them
-VOCABULARY = 1024
+VOCABULARY = 896
 CORPUS_TASKS = 2000
 
-# The JSON around a call is a few fixed pieces; each becomes one token. Digits stand alone, so that numbers are copied
-# digit by digit; a word carries the space before it.
+# The JSON around a call is a few fixed pieces; each becomes one token. Spaces go with keywords and operators and never
+# with a name or a digit: a name is the same token wherever it stands, so that copying it into an edit is soon learnt.
 _PIECES = (
     r"\n?\{\"name\": \"|\", \"arguments\": \{|\"path\": \"|\", \"old\": \"|\", \"new\": \"|\"?\}\}\n?"
-    r"| ?[A-Za-z_]+| ?[0-9]| ?[^\sA-Za-z_0-9\"]+|\"|\n *|\s+"
+    r"| ?\b(?:def|return|if|else|for|in|not|and|or)\b ?|[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9\"]+ ?|\"|\n *|\s+"
 )
 
 CHAT_TEMPLATE = """\
@@ -73,7 +74,7 @@ def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     markers = [AddedToken(text, special=True, normalized=False) for text in MARKERS]
     markers += [AddedToken(text, special=False, normalized=False) for text in TOOL_MARKERS]
-    trainer = trainers.BpeTrainer(
+    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=VOCABULARY,
         special_tokens=markers,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -113,6 +114,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
     for layer in model.model.layers:
         for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
             projection.weight.data.mul_((2 * config.num_hidden_layers) ** -0.5)
+    plant_copying(model, seed)
     return model
 
 
@@ -127,8 +129,8 @@ def _shape(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         "max_position_embeddings": 2048,
         "initializer_range": 0.07,  # 1 / sqrt(hidden_size): at 0.02 attention starts too flat to learn copying soon
         "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": tokenizer.convert_tokens_to_ids(END),
         "pad_token_id": tokenizer.convert_tokens_to_ids(PAD),

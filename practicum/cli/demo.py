@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
 from examples.first_bugs import demonstrations, generate_suite
-from practicum.cli.client import Json, PlatformClient, RequestRefused, poll_until
+from practicum.cli.client import Json, PlatformClient, poll_until
 from practicum.cli.recipe import DemoRecipe
 from practicum.cli.report import DemoReport, Heldout
 from practicum.errors import PracticumError
@@ -42,19 +41,21 @@ async def run_demo(context: DemoContext, model: Path) -> DemoReport:
     run_id = await start_run(context, model)
     before = await evaluate(context, "held-out success before")
     grades_before = await graded_so_far(context)
+    engines_before = await context.client.rollout("GET", "/v1/engines")
     training_from_s = time.monotonic()
     await context.client.trainer("POST", f"/v1/runs/{run_id}:resume")
     run = await follow_run(context, run_id, "reinforcement learning")
     training_s = time.monotonic() - training_from_s
     num_graded = await graded_so_far(context) - grades_before
+    engines_after = await context.client.rollout("GET", "/v1/engines")
     after = await evaluate(context, "held-out success after")
-    engines = await context.client.rollout("GET", "/v1/engines")
     return DemoReport.build(
         recipe=context.recipe,
         run=run,
         before=before,
         after=after,
-        engines=engines,
+        engines_before=engines_before,
+        engines_after=engines_after,
         grades_per_second=num_graded / training_s,
         wall_s=time.monotonic() - started_s,
     )
@@ -65,8 +66,7 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     recipe = context.recipe
     await stop_leftover_runs(context)
     suite = generate_suite(recipe.seed, recipe.num_demonstrations, 8)
-    suite["name"] = "first-bugs-demonstrations"
-    await submit(context, suite)
+    await submit(context, suite, f"first-bugs-demonstrations@{recipe.seed}-{recipe.num_demonstrations}")
     created = await context.client.trainer("POST", "/v1/runs", recipe.sft_run(base))
     run_id = created["run_id"]
     shown = [
@@ -92,7 +92,9 @@ async def follow_demonstrations(
     answer = await poll_until(
         lambda: context.client.rollout("GET", f"/v1/demonstrations/{demonstration_id}"),
         lambda answer: answer["state"] in TERMINAL_STATES,
-        lambda answer: context.progress.update(bar, completed=num_before + answer["num_done"]),
+        lambda answer: context.progress.update(
+            bar, completed=num_before + answer["num_done"] + answer["num_failed"]
+        ),
     )
     if answer["state"] != "completed":
         raise PracticumError(f"the demonstrations {answer['state']}: {answer.get('error')}")
@@ -116,34 +118,29 @@ async def stop_leftover_runs(context: DemoContext) -> None:
 async def submit_suite(context: DemoContext) -> None:
     """Submit first-bugs and wait until every task is admitted or rejected."""
     recipe = context.recipe
-    await submit(context, generate_suite(recipe.seed, recipe.num_train, recipe.num_heldout))
+    await submit(context, generate_suite(recipe.seed, recipe.num_train, recipe.num_heldout), recipe.suite)
 
 
-async def submit(context: DemoContext, suite: Json) -> None:
-    """Submit one suite; a suite that is there already is reused."""
-    try:
-        await context.client.rollout("POST", "/v1/suites", suite)
-    except RequestRefused as refused:
-        if refused.status != 409:
-            raise
+async def submit(context: DemoContext, suite: Json, reference: str) -> None:
+    """Submit one suite as `reference` (name@version); a suite that is there already is reused."""
+    name, _, version = reference.partition("@")
+    view = await context.client.rollout("POST", "/v1/suites", suite | {"name": name, "version": version})
     bar = context.progress.add_task("tasks admitted", total=len(suite["tasks"]))
 
-    def show(answer: Json) -> None:
-        counts: Mapping[str, int] = answer["tasks_by_state"]
-        context.progress.update(bar, completed=counts.get("admitted", 0) + counts.get("rejected", 0))
+    def num_in(answer: Json, *states: str) -> int:
+        return sum(answer[split][state] for split in ("train", "heldout") for state in states)
 
-    answer = await poll_until(
-        lambda: context.client.rollout("GET", f"/v1/suites/{suite['name']}"),
-        lambda answer: not answer["tasks_by_state"].get("admitting", 0),
-        show,
+    view = await poll_until(
+        lambda: context.client.rollout("GET", f"/v1/suites/{view['suite_id']}"),
+        lambda answer: answer["ready"],
+        lambda answer: context.progress.update(bar, completed=num_in(answer, "admitted", "rejected")),
     )
-    rejected = answer["tasks_by_state"].get("rejected", 0)
-    if rejected:
-        raise PracticumError(f"{rejected} tasks of suite {suite['name']} were not admitted")
+    if rejected := num_in(view, "rejected"):
+        raise PracticumError(f"{rejected} tasks of suite {reference} were not admitted")
 
 
 async def start_run(context: DemoContext, model: Path) -> str:
-    """Create the run, paused, and wait until the engines serve its base model."""
+    """Create the run and hold it as soon as the engines serve its base model."""
     created = await context.client.trainer("POST", "/v1/runs", context.recipe.rl_run(model))
     run_id = str(created["run_id"])
     bar = context.progress.add_task("base model published", total=1)
@@ -154,6 +151,7 @@ async def start_run(context: DemoContext, model: Path) -> str:
     )
     if run["state"] in TERMINAL_STATES:
         raise PracticumError(f"the run {run['state']}: {run['error']}")
+    await context.client.trainer("POST", f"/v1/runs/{run_id}:pause")
     context.progress.update(bar, completed=1)
     return run_id
 

@@ -32,16 +32,20 @@ class DemoRecipe:
         default_factory=lambda: {"lr": 2e-3, "warmup_steps": 20, "schedule": "cosine"}
     )
 
+    @property
+    def suite(self) -> str:
+        """The suite as name@version; the version says what it was generated from."""
+        return f"first-bugs@{self.seed}-{self.num_train}-{self.num_heldout}"
+
     def rl_run(self, model: Path) -> Json:
-        """The body of POST /v1/runs for reinforcement learning; it starts paused."""
+        """The body of POST /v1/runs for reinforcement learning."""
         return {
             "name": f"demo-rl-{self.model}",
             "stage": "rl",
             "model": {"path": str(model.resolve())},
             "num_steps": self.num_steps,
-            "start_paused": True,
             "rollout": {
-                "suite": "first-bugs",
+                "suite": self.suite,
                 "group_size": self.group_size,
                 "groups_per_step": self.groups_per_step,
                 "max_turns": self.max_turns,
@@ -74,7 +78,7 @@ class DemoRecipe:
     def evaluation(self) -> Json:
         """The body of POST /v1/evaluations: the held-out split, sampled as in training."""
         return {
-            "suite": "first-bugs",
+            "suite": self.suite,
             "split": "heldout",
             "num_tasks": self.num_heldout,
             "samples_per_task": 1,

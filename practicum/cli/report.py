@@ -1,7 +1,7 @@
 """What the demo found: a table for people, `report.json` for programs. The same numbers in both."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,18 @@ class DemoReport:
         run: Json,
         before: Heldout,
         after: Heldout,
-        engines: Json,
+        engines_before: Json,
+        engines_after: Json,
         grades_per_second: float,
         wall_s: float,
     ) -> "DemoReport":
-        """Gather the services' answers."""
+        """Gather the services' answers; utilisation is that of the time between the two engine readings."""
         steps: Sequence[Json] = run["steps"]
-        items: Sequence[Mapping[str, Any]] = engines["items"]
-        slot_seconds = sum(item["slots"] * item["seconds"] for item in items)
+        busy_s = _slot_seconds(engines_after, "busy_slot_seconds") - _slot_seconds(
+            engines_before, "busy_slot_seconds"
+        )
+        whole_s = _slot_seconds(engines_after) - _slot_seconds(engines_before)
+        sampled = sum(item["tokens_generated"] for item in engines_after["items"])
         return cls(
             model=recipe.model,
             heldout_before=before,
@@ -95,18 +99,18 @@ class DemoReport:
             steps=len(steps),
             wall_s=round(wall_s, 1),
             zero_variance_groups=[step["zero_variance_groups"] for step in steps],
-            reward_mean=[round(step["reward_mean"], 3) for step in steps],
-            tokens_generated=sum(item["tokens_generated"] for item in items),
+            reward_mean=[round(step["reward_mean"] or 0.0, 3) for step in steps],
+            tokens_generated=sampled + after.tokens_generated,
             tokens_trained=sum(step["tokens_trained"] for step in steps),
-            mean_turns=_mean([step["mean_turns"] for step in steps]),
+            mean_turns=_mean([step["mean_turns"] or 0.0 for step in steps]),
             logprob_mismatch_max=max((step["logprob_mismatch_max"] or 0.0 for step in steps), default=0.0),
-            engine_utilisation=sum(item["busy_slot_seconds"] for item in items) / max(slot_seconds, 1e-9),
+            engine_utilisation=round(busy_s / max(whole_s, 1e-9), 3),
             grades_per_second=round(grades_per_second, 2),
             episodes_infra_failed=before.infra_failed
             + after.infra_failed
             + sum(step["infra_failed"] for step in steps),
-            step_seconds_mean=_mean([step["seconds"] for step in steps]),
-            wait_seconds_mean=_mean([step["wait_s"] for step in steps]),
+            step_seconds_mean=_mean([step["seconds"] or 0.0 for step in steps]),
+            wait_seconds_mean=_mean([step["wait_s"] or 0.0 for step in steps]),
         )
 
     def write(self, path: Path) -> None:
@@ -144,6 +148,11 @@ class DemoReport:
         for name, value in rows:
             table.add_row(name, value)
         console.print(table)
+
+
+def _slot_seconds(engines: Json, key: str | None = None) -> float:
+    items = engines["items"]
+    return float(sum(item["slots"] * item["seconds"] if key is None else item[key] for item in items))
 
 
 def _mean(values: Sequence[float]) -> float:

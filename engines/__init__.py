@@ -1,0 +1,1 @@
+"""Inference engines that the platform can start itself."""

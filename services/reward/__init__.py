@@ -1,0 +1,1 @@
+"""The reward service: sandboxes for episodes, and grades in clean ones."""

@@ -1,0 +1,1 @@
+"""The checks that a task passes before it may be trained on."""

@@ -1,0 +1,1 @@
+"""Graders: from a candidate workspace to a reward with its reasons."""

@@ -1,0 +1,1 @@
+"""The REST edge: grades, ad hoc grading, and what the sandbox enforces."""

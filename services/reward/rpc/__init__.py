@@ -1,0 +1,1 @@
+"""The gRPC edge: translate, call, translate back."""

@@ -1,0 +1,1 @@
+"""Episodes' sessions: which are open, whose they are, and when they end."""

@@ -1,0 +1,197 @@
+"""The open sessions of this process: idempotent, bounded, and ended when their time is up.
+
+Opening a session twice gives the same one; repeating a call gives its stored answer without running it
+again. A session ends on close, at its wall limit, or when nobody used it for a while.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import Gauge
+
+from practicum.clock import Clock
+from practicum.errors import Conflict, NotFound, Overloaded, SandboxError
+from practicum.telemetry.logs import get_logger
+from services.reward.sandbox.base import Changes, File, Sandbox, Session
+from services.reward.sandbox.limits import SandboxLimits
+from services.reward.tools.calls import ToolResult, call_tool
+
+MAX_STORED_CALLS = 1000
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSpec:
+    """What a session was opened with; a repeated open must say the same."""
+
+    task_id: str
+    files: tuple[File, ...]
+    tools: tuple[str, ...]
+    limits: SandboxLimits
+
+
+@dataclass(slots=True)
+class _Held:
+    spec: OpenSpec
+    opened_s: float
+    used_s: float
+    session: Session | None = None  # None = still being made
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    answers: dict[str, ToolResult] = field(default_factory=dict)
+    num_running: int = 0
+
+
+class SessionRegistry:
+    """Owns every episode's session."""
+
+    def __init__(
+        self, sandbox: Sandbox, clock: Clock, *, max_sessions: int, idle_timeout_s: float, gauge: Gauge
+    ) -> None:
+        self._sandbox = sandbox
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._idle_timeout_s = idle_timeout_s
+        self._gauge = gauge
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Sessions that exist or are being made."""
+        return len(self._held)
+
+    async def open(self, session_id: str, spec: OpenSpec) -> None:
+        """Makes a session with its workspace; a repeat waits for the first and makes none.
+
+        Raises `Overloaded` at the bound, `Conflict` where the id is in use with another task, `SandboxError`.
+        """
+        held = self._held.get(session_id)
+        if held is not None:
+            if held.spec != spec:
+                raise Conflict(f"session {session_id} is open with another workspace, other tools or limits")
+            await held.ready.wait()
+            if held.session is None:
+                raise SandboxError(f"session {session_id} could not be made")
+            return
+        if len(self._held) >= self._max_sessions:
+            raise Overloaded(f"{self._max_sessions} sandbox sessions are open", retry_after_s=1.0)
+        now_s = self._clock.monotonic()
+        held = self._held[session_id] = _Held(spec=spec, opened_s=now_s, used_s=now_s)
+        self._gauge.set(len(self._held))
+        try:
+            session = await self._sandbox.open(session_id, spec.limits)
+            try:
+                await session.lay_out(spec.files, pristine=True)
+            except BaseException:
+                await session.close()
+                raise
+            held.session = session
+        except BaseException:
+            self._forget(session_id, held)
+            raise
+        finally:
+            held.ready.set()
+
+    async def call(self, session_id: str, call_id: str, name: str, arguments_json: str) -> ToolResult:
+        """Runs one tool call, or repeats the stored answer of this `call_id`.
+
+        Raises `NotFound` where there is no such session, `SandboxError` where it broke.
+        """
+        held = await self._find(session_id)
+        async with held.turn:
+            stored = held.answers.get(call_id) if call_id else None
+            if stored is not None:
+                return stored
+            session = self._alive(session_id, held)
+            held.num_running += 1
+            try:
+                result = await call_tool(
+                    session, held.spec.tools, name, arguments_json, wall_s=held.spec.limits.call_wall_s
+                )
+            except SandboxError:
+                await self._end(session_id, held)
+                raise
+            finally:
+                held.num_running -= 1
+                held.used_s = self._clock.monotonic()
+            if call_id and len(held.answers) < MAX_STORED_CALLS:
+                held.answers[call_id] = result
+            return result
+
+    async def snapshot(self, session_id: str) -> Changes:
+        """What changed in the session's workspace. Raises `NotFound`, `SandboxError`."""
+        held = await self._find(session_id)
+        async with held.turn:
+            held.used_s = self._clock.monotonic()
+            try:
+                return await self._alive(session_id, held).snapshot()
+            except SandboxError:
+                await self._end(session_id, held)
+                raise
+
+    async def close(self, session_id: str) -> None:
+        """Ends a session; one that is gone is no error."""
+        held = self._held.get(session_id)
+        if held is not None:
+            await held.ready.wait()
+            await self._end(session_id, held)
+
+    async def reap(self, stop: asyncio.Event, *, every_s: float = 1.0) -> None:
+        """Ends sessions that are too old or idle, until told to stop."""
+        while not stop.is_set():
+            for session_id, reason in self.overdue():
+                _log.warning("session.reaped", session_id=session_id, reason=reason)
+                await self.close(session_id)
+            try:
+                async with asyncio.timeout(every_s):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    def overdue(self) -> Sequence[tuple[str, str]]:
+        """Sessions whose time is up, with the reason."""
+        now_s = self._clock.monotonic()
+        found = []
+        for session_id, held in self._held.items():
+            if held.session is None:
+                continue
+            if now_s - held.opened_s > held.spec.limits.session_wall_s:
+                found.append((session_id, "wall"))
+            elif held.num_running == 0 and now_s - held.used_s > self._idle_timeout_s:
+                found.append((session_id, "idle"))
+        return found
+
+    async def close_all(self) -> None:
+        """Ends every session."""
+        for session_id in list(self._held):
+            await self.close(session_id)
+
+    async def _find(self, session_id: str) -> _Held:
+        held = self._held.get(session_id)
+        if held is None:
+            raise NotFound(f"no open session {session_id}")
+        await held.ready.wait()
+        return held
+
+    def _alive(self, session_id: str, held: _Held) -> Session:
+        if held.session is None or self._held.get(session_id) is not held:
+            raise NotFound(f"no open session {session_id}")
+        return held.session
+
+    async def _end(self, session_id: str, held: _Held) -> None:
+        session = held.session
+        self._forget(session_id, held)
+        if session is None:
+            return
+        held.session = None
+        try:
+            await session.close()
+        except SandboxError as error:
+            _log.error("session.not_ended", session_id=session_id, error=str(error))
+
+    def _forget(self, session_id: str, held: _Held) -> None:
+        if self._held.get(session_id) is held:
+            del self._held[session_id]
+        self._gauge.set(len(self._held))

@@ -1,0 +1,25 @@
+"""What the reward service reads from its environment; `main` is the only reader."""
+
+from pydantic import Field
+
+from practicum.settings import ServiceSettings
+
+
+class RewardSettings(ServiceSettings):
+    """Settings of one reward process, from `PRACTICUM_*` and `PRACTICUM_REWARD_*` variables."""
+
+    reward_instance: str = Field(
+        default="reward", min_length=1, description="The consumer name; one of its own for every process."
+    )
+    reward_grading_concurrency: int = Field(default=4, ge=1, le=256, description="Gradings at a time.")
+    reward_max_sessions: int = Field(default=128, ge=1, description="Sandbox sessions open at once.")
+    reward_idle_timeout_s: float = Field(
+        default=300.0, gt=0, description="A session that nobody used for this long is ended."
+    )
+    reward_session_wall_s: float = Field(default=900.0, gt=0, description="Default wall limit of a session.")
+    reward_call_wall_s: float = Field(default=10.0, gt=0, description="Default wall limit of a tool call.")
+    reward_cpu_s: float = Field(default=10.0, ge=1, description="Default CPU limit of a process.")
+    reward_memory_bytes: int = Field(default=512 * 1024 * 1024, description="Default memory of a session.")
+    reward_num_processes: int = Field(default=64, ge=1, description="Default processes of a session.")
+    reward_file_size_bytes: int = Field(default=16 * 1024 * 1024, description="Default size of one file.")
+    reward_output_bytes: int = Field(default=16 * 1024, description="Default output of a call that is kept.")

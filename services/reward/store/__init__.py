@@ -1,0 +1,3 @@
+"""What the reward service knows for sure: the grades it gave."""
+
+MIGRATIONS = "services.reward.store:migrations"

@@ -1,0 +1,1 @@
+"""The history of the reward service's schema."""

@@ -1,0 +1,1 @@
+"""The tools that a policy may call: their schemas, and how a call becomes work in a sandbox."""

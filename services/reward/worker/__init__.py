@@ -1,0 +1,1 @@
+"""The consumer of the grading stream."""

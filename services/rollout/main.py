@@ -1,0 +1,129 @@
+"""The rollout service's process: `python -m services.rollout.main`. The only reader of the environment."""
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+
+import httpx
+import uvloop
+
+from practicum.clock import SystemClock
+from practicum.db.engine import create_engine
+from practicum.db.migrate import upgrade
+from practicum.errors import InvalidInput
+from practicum.ids import new_id
+from practicum.queue.redis_streams import RedisQueue
+from practicum.rpc.client import connect
+from practicum.rpc.server import start_server
+from practicum.service import run_service
+from practicum.telemetry.logs import configure_logs, get_logger
+from services.rollout.assembly import Seams, assemble
+from services.rollout.chat import ChatTemplate
+from services.rollout.engine.client import EngineClient
+from services.rollout.engine.pool import Engine, EnginePool
+from services.rollout.rpc.trainer import RemoteTrainer
+from services.rollout.settings import RolloutSettings
+from services.rollout.store.serving import ServingStore
+
+MIGRATIONS = str(Path(__file__).parent / "store" / "migrations")
+
+log = get_logger("rollout.main")
+
+
+def main() -> None:
+    """Bring the schema up to date, then serve until a signal."""
+    settings = RolloutSettings()
+    configure_logs("rollout", settings.log_level)
+    upgrade(settings.database_url, MIGRATIONS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings))
+
+
+async def serve(settings: RolloutSettings) -> None:
+    """Make every connection, run the service, close every connection."""
+    clock = SystemClock()
+    token = settings.token.get_secret_value()
+    chat = ChatTemplate.load(settings.model_path)
+    context_length = context_length_of(settings.model_path)
+    log.info("chat.loaded", fingerprint=chat.fingerprint, report=str(chat.report), context=context_length)
+    database = create_engine(settings.database_url)
+    queue = RedisQueue(
+        settings.redis_url, claim_after_s=settings.claim_after_s, max_deliveries=settings.max_deliveries
+    )
+    reward = connect(settings.reward_rpc, token=token)
+    trainer = connect(settings.trainer_rpc, token=token)
+    http = httpx.AsyncClient(
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=1024, keepalive_expiry=60)
+    )
+    pool = make_pool(settings, http, chat, context_length, clock)
+    service = assemble(
+        settings,
+        Seams(
+            database=database,
+            queue=queue,
+            reward=reward,
+            trainer=RemoteTrainer(trainer),
+            pool=pool,
+            stored=await ServingStore(database).load(),
+            chat=chat,
+            context_length=context_length,
+            clock=clock,
+            random=Random(),
+            new_id=new_id,
+            consumer="rollout-1",
+        ),
+    )
+    rpc = await start_server(
+        [service.register],
+        service_names=["practicum.v1.RolloutService"],
+        address=f"{settings.rpc_host}:{settings.rpc_port}",
+        token=token,
+    )
+    await run_service(
+        name="rollout",
+        app=service.app,
+        host=settings.rest_host,
+        port=settings.rest_port,
+        rpc=rpc,
+        workers=service.workers,
+        close=[http.aclose, reward.close, trainer.close, queue.close, database.dispose],
+    )
+
+
+def make_pool(
+    settings: RolloutSettings,
+    http: httpx.AsyncClient,
+    chat: ChatTemplate,
+    context_length: int,
+    clock: SystemClock,
+) -> EnginePool:
+    """One engine a URL, named by its place in the list."""
+    engines = [
+        Engine(
+            EngineClient(
+                http,
+                engine_id=f"engine-{index}",
+                base_url=url,
+                vocab_size=chat.tokenizer.vocab_size,
+                context_length=context_length,
+            ),
+            num_slots=settings.engine_slots,
+            clock=clock,
+        )
+        for index, url in enumerate(settings.engine_urls.split(","))
+    ]
+    return EnginePool(engines, clock=clock)
+
+
+def context_length_of(folder: Path) -> int:
+    """Tokens the model's positions reach, from its config.json; `InvalidInput` where it does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput("model_path", f"{folder}/config.json has no max_position_embeddings") from error
+
+
+if __name__ == "__main__":
+    main()

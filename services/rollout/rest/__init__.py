@@ -1,0 +1,1 @@
+"""REST edge: translate, call, translate back."""

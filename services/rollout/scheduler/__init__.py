@@ -1,0 +1,1 @@
+"""Which episodes run when: groups of runs under their staleness bound, evaluations, demonstrations."""

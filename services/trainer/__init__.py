@@ -1,0 +1,1 @@
+"""The trainer service: graded trajectories in, committed checkpoints out."""

@@ -1,0 +1,1 @@
+"""Graded trajectories from the stream to complete groups: read, verify, quarantine, assemble."""

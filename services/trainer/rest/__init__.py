@@ -1,0 +1,1 @@
+"""The trainer's REST edge: translate, call, translate back."""

@@ -1,0 +1,341 @@
+"""What the rollout service's tables promise, on SQLite and PostgreSQL alike."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from practicum.db.engine import create_engine
+from practicum.db.migrate import downgrade, is_current, upgrade
+from practicum.errors import Conflict, InvalidInput, NotFound
+from practicum.trajectory import Outcome
+from services.rollout.engine.pool import Serving
+from services.rollout.main import MIGRATIONS
+from services.rollout.store.demonstrations import (
+    DemonstrationSet,
+    DemonstrationState,
+    DemonstrationStore,
+    ScriptedTurn,
+)
+from services.rollout.store.episodes import Ending, EpisodeState, EpisodeStore, GradeNote, NewEpisode
+from services.rollout.store.evaluations import Evaluation, EvaluationState, EvaluationStore
+from services.rollout.store.serving import ServingStore
+from services.rollout.store.suites import Creation, Suite, SuiteStore
+from services.rollout.tasks import Split, Task, TaskState
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/rollout.sqlite"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    await asyncio.to_thread(upgrade, database_url, MIGRATIONS)
+    engine = create_engine(database_url)
+    yield engine
+    await engine.dispose()
+
+
+def make_task(name: str = "one", **changes: object) -> Task:
+    task = Task(
+        task_id=f"task_{name}",
+        suite_id="suite_1",
+        position=0,
+        name=name,
+        split=Split.TRAIN,
+        instruction="Fix calc.py \ud7ff\U0001f600.",
+        tools=("read_file",),
+        tags=("kind:x",),
+        session_wall_s=0.0,
+        spec=b"\x00\xff",
+        reference=None,
+        state=TaskState.ADMITTED,
+    )
+    return replace(task, **changes)  # type: ignore[arg-type]
+
+
+def creation(key: str | None = None, digest: str = "d", response: str = "{}") -> Creation:
+    return Creation(key=key, body_digest=digest, response_json=response, now=NOW)
+
+
+SUITE = Suite(suite_id="suite_1", name="bugs", version="1", body_digest="d", created_at=NOW)
+
+
+async def with_tasks(engine: AsyncEngine, *tasks: Task) -> SuiteStore:
+    store = SuiteStore(engine)
+    await store.add_suite(SUITE, tasks or (make_task(),), creation())
+    return store
+
+
+def member(number: int = 0, **changes: object) -> NewEpisode:
+    episode = NewEpisode(
+        episode_id=f"ep_{number}",
+        task_id="task_one",
+        run_id="run_1",
+        group_id="grp_1",
+        group_index=0,
+        group_size=2,
+        position=number,
+    )
+    return replace(episode, **changes)  # type: ignore[arg-type]
+
+
+def ending(number: int = 0, **changes: object) -> Ending:
+    value = Ending(
+        episode_id=f"ep_{number}",
+        attempt=1,
+        trajectory_id=f"ep_{number}-1",
+        state=EpisodeState.GRADING,
+        outcome=Outcome.COMPLETED,
+        error="",
+        trajectory=b"t\x00",
+        diff=b"d",
+        num_turns=3,
+        num_sampled_tokens=30,
+        is_owed=False,
+    )
+    return replace(value, **changes)  # type: ignore[arg-type]
+
+
+def note(number: int = 0, reward: float | None = 1.0, attempt: int = 1) -> GradeNote:
+    return GradeNote(
+        episode_id=f"ep_{number}", attempt=attempt, outcome=Outcome.COMPLETED, reward=reward, grade=b"g"
+    )
+
+
+async def with_group(engine: AsyncEngine, size: int = 2) -> EpisodeStore:
+    await with_tasks(engine)
+    store = EpisodeStore(engine)
+    await store.bind_run("run_1", "suite_1", NOW)
+    await store.create_group("run_1", 0, [member(number) for number in range(size)], NOW)
+    return store
+
+
+def test_migrations_when_run_up_and_down_leave_the_schema_of_the_code(database_url: str) -> None:
+    upgrade(database_url, MIGRATIONS)
+    assert is_current(database_url, MIGRATIONS)
+    downgrade(database_url, MIGRATIONS)
+    upgrade(database_url, MIGRATIONS)
+    assert is_current(database_url, MIGRATIONS)
+
+
+async def test_suite_when_stored_gives_its_tasks_back(engine: AsyncEngine) -> None:
+    held = make_task("two", split=Split.HELDOUT, position=1, reference=b"ref", state=TaskState.ADMITTING)
+    store = await with_tasks(engine, make_task(), held)
+    assert await store.get_task("task_two") == held
+    assert await store.admitted_ids("suite_1", Split.TRAIN) == ["task_one"]
+    assert await store.num_admitting("suite_1") == 1
+    assert (await store.counts(["suite_1"]))["suite_1"] == {
+        (Split.TRAIN, TaskState.ADMITTED): 1,
+        (Split.HELDOUT, TaskState.ADMITTING): 1,
+    }
+    for reference in ("suite_1", "bugs", "bugs@1"):
+        assert await store.find(reference) == SUITE
+    assert await store.find("bugs@2") is None
+    with pytest.raises(InvalidInput, match="suite"):
+        await store.require("other", field="suite")
+    with pytest.raises(NotFound):
+        await store.get_task("task_none")
+
+
+async def test_suite_when_its_version_exists_is_refused_whole(engine: AsyncEngine) -> None:
+    store = await with_tasks(engine)
+    again = replace(SUITE, suite_id="suite_2")
+    with pytest.raises(Conflict):
+        await store.add_suite(again, [make_task("x", suite_id="suite_2")], creation())
+    with pytest.raises(NotFound):
+        await store.get_task("task_x")
+
+
+async def test_suite_when_two_versions_exist_is_found_newest_first(engine: AsyncEngine) -> None:
+    store = await with_tasks(engine)
+    newer = replace(SUITE, suite_id="suite_2", version="2", created_at=NOW + timedelta(seconds=1))
+    await store.add_suite(newer, [make_task("x", suite_id="suite_2")], creation())
+    assert await store.find("bugs") == newer
+    assert await store.find("bugs@1") == SUITE
+
+
+async def test_verdict_when_given_twice_stands(engine: AsyncEngine) -> None:
+    store = await with_tasks(engine, make_task(state=TaskState.ADMITTING))
+    assert [task.name for task in await store.admitting(limit=5)] == ["one"]
+    await store.set_verdict("task_one", admitted=False, reasons=[{"name": "leak", "ok": False}])
+    await store.set_verdict("task_one", admitted=True, reasons=[])
+    task = await store.get_task("task_one")
+    assert task.state is TaskState.REJECTED
+    assert task.reasons == ({"name": "leak", "ok": False},)
+
+
+async def test_run_when_bound_keeps_its_suite(engine: AsyncEngine) -> None:
+    suites = await with_tasks(engine)
+    newer = replace(SUITE, suite_id="suite_2", version="2")
+    await suites.add_suite(newer, [make_task("x", suite_id="suite_2")], creation())
+    store = EpisodeStore(engine)
+    bound = await asyncio.gather(*(store.bind_run("run_1", "suite_1", NOW) for _ in range(4)))
+    assert set(bound) == {"suite_1"}
+    assert await store.bind_run("run_1", "suite_2", NOW) == "suite_1"
+
+
+async def test_group_when_created_is_unplayed_until_its_episodes_end(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    assert await store.num_groups("run_1") == 1
+    assert await store.num_groups("run_2") == 0
+    unplayed = await store.unplayed(run_id="run_1")
+    assert unplayed == [member(0).stored(NOW), member(1).stored(NOW)]
+    assert await store.runs_with_unplayed() == ["run_1"]
+    assert await store.end(ending(0), NOW)
+    assert [episode.episode_id for episode in await store.unplayed(run_id="run_1")] == ["ep_1"]
+    assert await store.trajectory("ep_0", 1) == (b"t\x00", b"d")
+    assert await store.trajectory("ep_1", 1) is None
+
+
+async def test_end_when_the_attempt_was_superseded_changes_nothing(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    assert await store.next_attempt("ep_0", 1, NOW) == 2
+    assert await store.next_attempt("ep_0", 1, NOW) is None
+    assert not await store.end(ending(0), NOW)
+    assert await store.trajectory("ep_0", 1) is None
+    assert await store.end(ending(0, attempt=2, trajectory_id="ep_0-2"), NOW)
+    assert not await store.end(ending(0, attempt=2, trajectory_id="ep_0-2"), NOW)
+
+
+async def test_end_when_the_error_holds_odd_characters_is_stored(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    assert await store.end(ending(0, state=EpisodeState.INFRA_FAILED, error="a\x00b\udc80"), NOW)
+    assert (await store.get("ep_0")).error == "a\ufffdb?"
+
+
+async def test_grades_when_delivered_twice_or_late_count_once(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    await store.end(ending(0), NOW)
+    await store.end(ending(1), NOW)
+    assert await store.record_grades([note(0, attempt=2), note(9)], NOW) == 0
+    assert await store.record_grades([note(0), note(0, reward=0.0), note(1, reward=None)], NOW) == 2
+    graded, failed = await store.get("ep_0"), await store.get("ep_1")
+    assert (graded.state, graded.reward, graded.grade) == (EpisodeState.GRADED, 1.0, b"g")
+    assert (failed.state, failed.reward) == (EpisodeState.INFRA_FAILED, None)
+    assert [episode.episode_id for episode in await store.graded_since("run_1", 0)] == ["ep_0", "ep_1"]
+    assert await store.graded_since("run_1", 1) == []
+
+
+async def test_cancel_when_the_episode_is_open_owes_its_group_an_end(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    await store.end(ending(1), NOW)
+    for number in (0, 1):
+        assert (await store.cancel(f"ep_{number}", NOW)).state is EpisodeState.CANCELLED
+    # The one in grading reaches its group through its grade.
+    overdue = await store.overdue(before=NOW + timedelta(seconds=1), limit=9)
+    assert [episode.episode_id for episode in overdue] == ["ep_0"]
+    await store.mark_sent(["ep_0"])
+    assert await store.overdue(before=NOW + timedelta(seconds=1), limit=9) == []
+    with pytest.raises(Conflict):
+        await store.cancel("ep_0", NOW)
+    with pytest.raises(NotFound):
+        await store.cancel("ep_none", NOW)
+    assert not await store.end(ending(0), NOW)
+    assert await store.record_grades([note(1)], NOW) == 0
+
+
+async def test_cancel_run_when_episodes_are_open_ends_them_owing_nothing(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    await store.end(ending(0), NOW)
+    await store.record_grades([note(0)], NOW)
+    assert await store.cancel_run("run_1", NOW) == ["ep_1"]
+    assert await store.overdue(before=NOW + timedelta(seconds=1), limit=9) == []
+    assert (await store.get("ep_0")).state is EpisodeState.GRADED
+
+
+async def test_overdue_when_touched_counts_from_then(engine: AsyncEngine) -> None:
+    store = await with_group(engine)
+    await store.end(ending(0), NOW)
+    await store.end(ending(1, state=EpisodeState.INFRA_FAILED, is_owed=True), NOW)
+    assert await store.overdue(before=NOW, limit=9) == []
+    later = NOW + timedelta(seconds=60)
+    assert len(await store.overdue(before=later, limit=9)) == 2
+    assert len(await store.overdue(before=later, limit=1)) == 1
+    await store.touch(["ep_0"], later)
+    assert [episode.episode_id for episode in await store.overdue(before=later, limit=9)] == ["ep_1"]
+
+
+async def test_evaluation_when_every_episode_has_ended_completes_once(engine: AsyncEngine) -> None:
+    await with_tasks(engine)
+    store, episodes = EvaluationStore(engine), EpisodeStore(engine)
+    evaluation = Evaluation(
+        evaluation_id="eval_1",
+        suite_id="suite_1",
+        request={"suite": "bugs", "seed": 3},
+        state=EvaluationState.RUNNING,
+        weight_version=None,
+        engine_utilisation=None,
+        created_at=NOW,
+        finished_at=None,
+    )
+    members = [member(number, run_id="", evaluation_id="eval_1") for number in range(3)]
+    await store.create(evaluation, members)
+    assert await store.running() == [evaluation]
+    await episodes.end(ending(0), NOW)
+    await episodes.end(ending(1, num_turns=5), NOW)
+    await episodes.end(ending(2, state=EpisodeState.INFRA_FAILED, num_turns=0, num_sampled_tokens=0), NOW)
+    await episodes.record_grades([note(0)], NOW)
+    assert not await store.complete_if_done("eval_1", NOW)
+    await episodes.record_grades([note(1, reward=0.5)], NOW)
+    await store.set_weight_version("eval_1", 4)
+    await store.set_weight_version("eval_1", 5)
+    await store.set_utilisation("eval_1", 0.5)
+    assert await store.complete_if_done("eval_1", NOW)
+    assert not await store.complete_if_done("eval_1", NOW)
+    stored = await store.get("eval_1")
+    assert (stored.state, stored.weight_version) == (EvaluationState.COMPLETED, 4)
+    assert (stored.engine_utilisation, stored.finished_at) == (0.5, NOW)
+    tally = await store.tally("eval_1")
+    assert (tally.num_episodes, tally.num_done, tally.num_graded, tally.num_passed) == (3, 3, 2, 1)
+    assert (tally.num_infra_failed, tally.mean_turns, tally.tokens_generated) == (1, 4.0, 60)
+    assert await store.running() == []
+
+
+async def test_demonstrations_when_stored_give_their_scripts_back(engine: AsyncEngine) -> None:
+    await with_tasks(engine)
+    store, episodes = DemonstrationStore(engine), EpisodeStore(engine)
+    demonstration = DemonstrationSet(
+        demonstration_id="demo_1",
+        run_id="run_1",
+        state=DemonstrationState.RUNNING,
+        created_at=NOW,
+        finished_at=None,
+    )
+    scripts = [
+        (ScriptedTurn(text="", tool_calls=(("read_file", {"path": "a\x00é"}),)),),
+        (ScriptedTurn(text="done", tool_calls=()),),
+    ]
+    members = [
+        member(number, group_id=f"ep_{number}", group_size=1, demonstration_id="demo_1")
+        for number in range(2)
+    ]
+    await store.create(demonstration, scripts, members, creation())
+    assert await store.scripts("demo_1") == scripts
+    assert await store.running() == [demonstration]
+    assert [episode.position for episode in await episodes.unplayed(demonstration_id="demo_1")] == [0, 1]
+    assert await episodes.unplayed(run_id="run_1") == [], "scripted episodes are no group of the run"
+    assert await episodes.runs_with_unplayed() == []
+    await episodes.end(ending(0, state=EpisodeState.RECORDED, is_owed=True), NOW)
+    assert not await store.complete_if_done("demo_1", NOW)
+    await episodes.end(ending(1, state=EpisodeState.INFRA_FAILED, is_owed=True), NOW)
+    assert await store.complete_if_done("demo_1", NOW)
+    assert await store.counts("demo_1") == {EpisodeState.RECORDED: 1, EpisodeState.INFRA_FAILED: 1}
+
+
+async def test_serving_when_saved_twice_holds_the_last(engine: AsyncEngine) -> None:
+    store = ServingStore(engine)
+    assert await store.load() is None
+    for version in (1, 2):
+        served = Serving(run_id="run_1", weight_version=version, label=str(version), path=f"/v{version}")
+        await store.save(served)
+    assert await store.load() == served

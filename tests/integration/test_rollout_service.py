@@ -1,0 +1,328 @@
+"""The rollout service as a whole, over real SQL and gRPC, with a scripted engine and reward service."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum.errors import Conflict, Overloaded, SandboxError
+from practicum.queue.memory import MemoryQueue
+from practicum.queue.streams import GRADING, trajectories
+from practicum.trajectory import MaskReason, Outcome, Trajectory
+from practicum.v1 import rollout_pb2, trajectory_pb2
+from practicum.wire import trajectory_from_pb
+from services.rollout.episode.policy import DEMONSTRATION_ENGINE
+from services.rollout.scheduler.runs import PublishedCheckpoint, RunState
+from tests.fixtures.rollout import (
+    Rollout,
+    ScriptedReward,
+    ScriptedTrainer,
+    make_run,
+    rollout_service,
+    suite_body,
+    until,
+)
+
+
+async def follow(rollout: Rollout, **changes: Any) -> None:
+    """A suite, and a run whose weights are served."""
+    await rollout.post("/v1/suites", suite_body(), expect=201)
+    rollout.trainer.runs["run_1"] = make_run(**changes)
+    await rollout.publish("run_1", 0)
+
+
+async def sent_to_trainer(rollout: Rollout, number: int, run_id: str = "run_1") -> list[Trajectory]:
+    """The next trajectories on the run's stream."""
+    found: list[Trajectory] = []
+    stream = trajectories(run_id)
+    async with asyncio.timeout(20):
+        while len(found) < number:
+            entries = await rollout.queue.read(stream, "trainer", "test", max_entries=64, wait_s=0.2)
+            found += [trajectory_from_pb(entry.unpack(trajectory_pb2.Trajectory)) for entry in entries]
+            await rollout.queue.ack(stream, "trainer", [entry.entry_id for entry in entries])
+    return found
+
+
+async def test_run_when_groups_are_graded_goes_on_to_the_staleness_bound(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        await follow(rollout)
+        # (0 consumed / 2 + staleness 1 + 1) * 2 groups of 2 episodes
+        requests = await rollout.graded(8, lambda request: 1.0)
+        await asyncio.sleep(0.2)
+        assert len(rollout.engines[0].requests) == 8 * 3
+        assert sorted({request.trajectory.group_index for request in requests}) == [0, 1, 2, 3]
+
+        rollout.trainer.runs["run_1"] = make_run(groups_consumed=2, weight_version=1)
+        await asyncio.sleep(0.2)
+        assert len(rollout.engines[0].requests) == 8 * 3, "version 1 is not served yet"
+        rollout.engines[0].logprob["/models/v1"] = -1.5
+        await rollout.publish("run_1", 1, "/models/v1")
+        requests = await rollout.graded(4, lambda request: 0.0)
+        assert {request.trajectory.group_index for request in requests} == {4, 5}
+
+        trajectory = trajectory_from_pb(requests[0].trajectory)
+        trajectory.check()
+        assert trajectory.version_range() == (1, 1)
+        row = trajectory.rows[0]
+        num_sampled = sum(turn.num_sampled_tokens for turn in trajectory.turns)
+        assert row.num_by_reason()[MaskReason.MODEL] == num_sampled
+        assert set(row.logprobs_T[row.mask_T()]) == {-1.5}
+        assert requests[0].diff.removed == ["gone.py"]
+        assert requests[0].task.grader.kind == "tests"
+        shown = await rollout.get(f"/v1/episodes/{trajectory.episode_id}")
+        assert shown["rows"][0]["token_ids"] == row.token_ids_T.tolist()
+        assert shown["rows"][0]["weight_versions"][0]["weight_version"] == 1
+        assert not rollout.reward.open_sessions
+
+
+async def test_run_when_it_stops_has_its_episodes_cancelled(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        rollout.trainer.runs["run_1"] = make_run(state=RunState.STOPPED)
+        await until(lambda: rollout.engines[0].num_running == 0)
+        page = await rollout.get("/v1/episodes?run_id=run_1&state=cancelled")
+        assert len(page["items"]) == 8
+        await until(lambda: not rollout.reward.open_sessions)
+        assert (await rollout.queue.depth(GRADING, "reward")).undelivered == 0
+
+
+async def test_run_when_it_pauses_finishes_what_it_began_and_goes_on_after(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        rollout.trainer.runs["run_1"] = make_run(state=RunState.PAUSED)
+        await asyncio.sleep(0.15)
+        rollout.engines[0].hold.set()
+        await rollout.graded(8, lambda request: 1.0)
+        rollout.trainer.runs["run_1"] = make_run(groups_consumed=2)
+        await rollout.publish("run_1", 1)
+        requests = await rollout.graded(4, lambda request: 1.0)
+        assert {request.trajectory.group_index for request in requests} == {4, 5}
+
+
+async def test_run_when_the_service_restarts_plays_its_open_episodes_again_as_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    queue, trainer = MemoryQueue(claim_after_s=1e9), ScriptedTrainer()
+    async with rollout_service(tmp_path, queue=queue, trainer=trainer) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        open_ids = {item["episode_id"] for item in (await rollout.get("/v1/episodes?run_id=run_1"))["items"]}
+        engine = rollout.engines[0]
+    engine.hold.set()
+    engine.requests.clear()
+    async with rollout_service(tmp_path, queue=queue, trainer=trainer, engines=[engine]) as rollout:
+        assert rollout.pool.serving is not None
+        assert rollout.pool.serving.run_id == "run_1", "the weights on the engine were recognised"
+        requests = await rollout.graded(8, lambda request: 1.0)
+        played = [request.trajectory for request in requests]
+        assert {trajectory.episode_id for trajectory in played} == open_ids
+        assert {trajectory.attempt for trajectory in played} == {2}
+        assert len(engine.requests) == 24, "no group was begun twice"
+
+
+async def test_run_when_the_engines_serve_something_else_gets_its_weights_back(tmp_path: Path) -> None:
+    trainer = ScriptedTrainer()
+    trainer.checkpoints["run_1"] = PublishedCheckpoint(
+        run_id="run_1", weight_version=4, path="/models/v4", manifest_sha256=""
+    )
+    async with rollout_service(tmp_path, trainer=trainer) as rollout:
+        rollout.service.follower._healer._patience_s = 0.1  # type: ignore[attr-defined]
+        rollout.engines[0].logprob["/models/v4"] = -1.0
+        await rollout.post("/v1/suites", suite_body(), expect=201)
+        trainer.runs["run_1"] = make_run(weight_version=4, groups_consumed=8)
+        requests = await rollout.graded(4, lambda request: 1.0)
+        assert trajectory_from_pb(requests[0].trajectory).version_range() == (4, 4)
+
+
+async def test_engines_when_a_running_run_has_them_refuse_another(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        await follow(rollout)
+        await rollout.graded(8, lambda request: 1.0)
+        with pytest.raises(Conflict, match="run_1"):
+            await rollout.publish("run_2", 0)
+        rollout.trainer.runs["run_1"] = make_run(state=RunState.COMPLETED)
+        await rollout.publish("run_2", 0)
+        versions = await rollout.service.servicer.GetVersions(
+            rollout_pb2.GetVersionsRequest(),
+            None,  # type: ignore[arg-type]
+        )
+        assert (versions.run_id, dict(versions.engines)) == ("run_2", {"engine-0": 0})
+
+
+async def test_evaluation_when_graded_sums_up(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        await rollout.post("/v1/suites", suite_body(8), expect=201)
+        body = {"suite": "bugs", "num_tasks": 4, "samples_per_task": 2, "max_tokens": 2000, "seed": 1}
+        made = await rollout.post("/v1/evaluations", body, expect=202)
+        passed_tasks: set[str] = set()
+
+        def half(request: Any) -> float | None:
+            passed_tasks.add(request.trajectory.task_id)
+            return 1.0 if len(passed_tasks) <= 2 else 0.0
+
+        requests = await rollout.graded(8, half)
+        assert {request.trajectory.run_id for request in requests} == {""}
+
+        async def completed() -> Any:
+            view = await rollout.get(f"/v1/evaluations/{made['evaluation_id']}")
+            return view if view["state"] == "completed" else None
+
+        view = await until(completed)
+        assert (view["num_episodes"], view["num_done"], view["infra_failed"]) == (8, 8, 0)
+        assert 0 < view["success_rate"] < 1
+        assert view["wilson_low"] < view["success_rate"] < view["wilson_high"]
+        assert view["mean_turns"] == 3
+        assert view["weight_version"] == 0
+        assert 0 < view["engine_utilisation"] <= 1
+        assert view["tokens_generated"] == rollout.pool.engines[0].meter.read().tokens_generated
+        engines = await rollout.get("/v1/engines")
+        assert engines["items"][0]["healthy"]
+        metrics = (await rollout.rest.get("/metrics")).text
+        assert 'practicum_rollout_attempts_total{outcome="completed"} 8.0' in metrics
+        assert "practicum_rollout_engine_busy_slot_seconds_total" in metrics
+
+
+async def test_demonstrations_when_posted_reach_the_trainer_as_the_policy_would_have_written_them(
+    tmp_path: Path,
+) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        await rollout.post("/v1/suites", suite_body(3), expect=201)
+        rollout.trainer.runs["sft"] = make_run("sft", state=RunState.PENDING)
+        calls = [
+            {"name": "read_file", "arguments": {"path": "calc.py"}},
+            {"name": "finish", "arguments": {}},
+        ]
+        turns = [{"tool_calls": [call]} for call in calls]
+        body = {
+            "run_id": "sft",
+            "demonstrations": [{"task": f"task-{i % 3}", "turns": turns} for i in range(7)],
+        }
+        made = await rollout.post("/v1/demonstrations", body, expect=202, key="k")
+        again = await rollout.post("/v1/demonstrations", body, expect=202, key="k")
+        assert again == made
+        found = await sent_to_trainer(rollout, 7, "sft")
+        for trajectory in found:
+            trajectory.check()
+            assert trajectory.outcome is Outcome.COMPLETED
+            assert trajectory.grade is None
+            assert (trajectory.group_id, trajectory.group_size) == (trajectory.episode_id, 1)
+            assert trajectory.version_range() == (0, 0)
+            row = trajectory.rows[0]
+            assert {span.engine_id for span in row.version_spans} == {DEMONSTRATION_ENGINE}
+            assert not row.logprobs_T.any()
+        assert sorted(trajectory.group_index for trajectory in found) == list(range(7))
+        assert rollout.engines[0].requests == []
+        assert len(rollout.reward.calls) == 14
+
+        async def completed() -> Any:
+            view = await rollout.get(f"/v1/demonstrations/{made['demonstration_id']}")
+            return view if view["state"] == "completed" else None
+
+        view = await until(completed)
+        assert (view["num_episodes"], view["num_done"], view["num_failed"]) == (7, 7, 0)
+
+
+async def test_admission_when_tasks_are_checked_uses_only_the_admitted(tmp_path: Path) -> None:
+    body = suite_body(4, admission="check")
+    body["tasks"][2]["workspace"] = {"files": {"calc.py": "leak"}}
+    async with rollout_service(tmp_path) as rollout:
+        rollout.reward.admit_error = SandboxError("no sandbox now")
+        made = await rollout.post("/v1/suites", body, expect=201)
+        assert made["train"] == {"admitting": 2, "admitted": 0, "rejected": 0}
+        rollout.trainer.runs["run_1"] = make_run()
+        await rollout.publish("run_1", 0)
+        await asyncio.sleep(0.2)
+        assert rollout.engines[0].requests == [], "a run waits for its suite"
+        rollout.reward.admit_error = None
+
+        async def ready() -> Any:
+            view = (await rollout.get("/v1/suites"))["items"][0]
+            return view if view["ready"] else None
+
+        view = await until(ready)
+        assert view["train"] == {"admitting": 0, "admitted": 1, "rejected": 1}
+        requests = await rollout.graded(8, lambda request: 1.0)
+        rejected = (await rollout.get("/v1/tasks?state=rejected"))["items"]
+        assert [task["name"] for task in rejected] == ["task-2"]
+        assert rejected[0]["reasons"] == [{"name": "no_leak", "ok": False, "detail": "looked for the answer"}]
+        assert rejected[0]["task_id"] not in {request.trajectory.task_id for request in requests}
+
+
+async def test_sandboxes_when_full_are_waited_for_without_a_failure(tmp_path: Path) -> None:
+    reward = ScriptedReward()
+    refusals = {"left": 5}
+
+    def full(session_id: str) -> Overloaded | None:
+        refusals["left"] -= 1
+        return Overloaded("no slot", retry_after_s=0.05) if refusals["left"] >= 0 else None
+
+    reward.open_error = full
+    async with rollout_service(tmp_path, reward=reward) as rollout:
+        await follow(rollout)
+        requests = await rollout.graded(8, lambda request: 1.0)
+        assert {request.trajectory.attempt for request in requests} == {1}
+
+
+async def test_grades_when_the_stream_lost_the_request_are_asked_for_again(tmp_path: Path) -> None:
+    queue, trainer = MemoryQueue(claim_after_s=1e9), ScriptedTrainer()
+    async with rollout_service(tmp_path, queue=queue, trainer=trainer) as rollout:
+        await follow(rollout)
+        await until(lambda: rollout.get("/v1/episodes?state=grading"))
+        await until(_has_all(rollout, 8))
+        engine = rollout.engines[0]
+    lost = MemoryQueue(claim_after_s=1e9)  # the queue came back empty
+    settings = {"regrade_after_s": 0.2, "trainer": trainer, "engines": [engine]}
+    async with rollout_service(tmp_path, queue=lost, **settings) as rollout:  # type: ignore[arg-type]
+        await rollout.graded(8, lambda request: 1.0)
+        page = await until(_has_all(rollout, 8, "graded"))
+        assert {item["attempt"] for item in page} == {1}
+
+
+def _has_all(rollout: Rollout, number: int, state: str = "grading") -> Any:
+    async def check() -> Any:
+        items = (await rollout.get(f"/v1/episodes?run_id=run_1&state={state}"))["items"]
+        return items if len(items) == number else None
+
+    return check
+
+
+async def test_run_when_the_trajectory_stream_was_lost_has_its_groups_sent_again(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path, stalled_after_s=0.5) as rollout:
+        await follow(rollout)
+        await rollout.graded(8, lambda request: 0.5)
+        # Nothing of this reached the trainer: it consumes no group.
+        found = await sent_to_trainer(rollout, 8)
+        assert {trajectory.reward for trajectory in found} == {0.5}
+        for trajectory in found:
+            trajectory.check()
+
+
+async def test_readiness_when_an_engine_is_away_names_it(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        assert (await rollout.get("/readyz"))["engines"] == "ok"
+        rollout.pool.engines[0].needs_reload = True
+        rollout.engines[0].is_up = False
+        problem = await rollout.get("/readyz", expect=503)
+        assert "engines: no engine can be used" in problem["detail"]
+
+
+async def test_episode_when_the_engine_fails_once_is_tried_again(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        failures = {"left": 3}
+        usual = rollout.engines[0].change_answer
+
+        def sometimes(answer: dict[str, Any]) -> dict[str, Any]:
+            failures["left"] -= 1
+            return {"output_ids": [1]} if failures["left"] >= 0 else usual(answer)
+
+        rollout.engines[0].change_answer = sometimes
+        await follow(rollout)
+        requests = await rollout.graded(8, lambda request: 1.0)
+        attempts = sorted(request.trajectory.attempt for request in requests)
+        assert attempts == [1] * 5 + [2] * 3

@@ -1,0 +1,162 @@
+"""Routing, slots, health and the measure of business."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from practicum.clock import SystemClock
+from practicum.errors import EngineError
+from practicum.trajectory import SamplingParams
+from services.rollout.engine.health import HealthGate
+from services.rollout.engine.meter import SlotMeter
+from services.rollout.engine.pool import EnginePool
+from tests.fixtures.chat_models import build_chat
+from tests.fixtures.rollout import ManualClock, ScriptedEngine, make_engine, until
+
+PROMPT = np.array([5, 6, 7], dtype=np.int32)
+
+
+@asynccontextmanager
+async def pool_of(
+    *engines: ScriptedEngine, num_slots: int = 2, wait_s: float = 0.2
+) -> AsyncIterator[EnginePool]:
+    clock, chat = SystemClock(), build_chat()
+    clients = [httpx.AsyncClient(transport=httpx.MockTransport(engine)) for engine in engines]
+    made = [
+        make_engine(client, index, chat, num_slots=num_slots, clock=clock)
+        for index, client in enumerate(clients)
+    ]
+    for engine in made:
+        engine.gate.is_open = True
+        engine.holds("default")
+    yield EnginePool(made, clock=clock, route_wait_s=wait_s)
+    for client in clients:
+        await client.aclose()
+
+
+async def generate(
+    pool: EnginePool, name: str = "r", affinity: str | None = None, timeout_s: float = 5
+) -> Any:
+    return await pool.generate(
+        PROMPT,
+        request_id=f"{name}/",
+        affinity=affinity or name,
+        sampling=SamplingParams(max_new_tokens=8),
+        stop_token_ids=(2,),
+        timeout_s=timeout_s,
+    )
+
+
+def engine_of() -> ScriptedEngine:
+    return ScriptedEngine(lambda prompt: [10, 11, 2])
+
+
+async def test_requests_when_more_than_slots_wait_and_are_counted() -> None:
+    engine = engine_of()
+    async with pool_of(engine, num_slots=2) as pool:
+        engine.hold.clear()
+        tasks = [asyncio.ensure_future(generate(pool, f"r{i}")) for i in range(5)]
+        await until(lambda: engine.num_running == 2)
+        await asyncio.sleep(0.05)
+        engine.hold.set()
+        done = await asyncio.gather(*tasks)
+        assert engine.most_running == 2
+        assert max(item.waiting_s for item in done) >= 0.05
+        assert pool.engines[0].meter.read().tokens_generated == 15
+        assert pool.engines[0].load == 0
+
+
+async def test_requests_of_a_group_when_engines_are_equal_stay_at_one() -> None:
+    engines = [engine_of(), engine_of()]
+    async with pool_of(*engines, num_slots=8) as pool:
+        engines[0].hold.clear()
+        engines[1].hold.clear()
+        tasks = [
+            asyncio.ensure_future(generate(pool, f"{group}{i}", group)) for group in "ab" for i in range(3)
+        ]
+        await until(lambda: engines[0].num_running == engines[1].num_running == 3)
+        engines[0].hold.set()
+        engines[1].hold.set()
+        await asyncio.gather(*tasks)
+        for engine in engines:
+            assert len({request["rid"][0] for request in engine.requests}) == 1
+
+
+async def test_request_when_no_engine_is_usable_waits_then_fails() -> None:
+    async with pool_of(engine_of()) as pool:
+        pool.engines[0].needs_reload = True
+        with pytest.raises(EngineError, match="no engine"):
+            await generate(pool)
+        waiting = asyncio.ensure_future(generate(pool))
+        await asyncio.sleep(0.01)
+        pool.engines[0].needs_reload = False
+        await pool.announce()
+        assert len((await waiting).token_ids_T) == 3
+
+
+async def test_request_when_cancelled_is_aborted_at_the_engine() -> None:
+    engine = engine_of()
+    async with pool_of(engine) as pool:
+        engine.hold.clear()
+        task = asyncio.ensure_future(generate(pool))
+        await until(lambda: engine.num_running)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.aborted == ["r/"]
+        assert pool.engines[0].meter.num_in_flight == 0
+        engine.hold.set()
+        await generate(pool, "next")
+
+
+async def test_generation_when_its_weights_were_refused_is_no_data() -> None:
+    async with pool_of(engine_of()) as pool:
+        pool.engines[0].refused_labels.add("default")
+        with pytest.raises(EngineError, match="refused weights"):
+            await generate(pool)
+
+
+async def test_generation_when_the_engine_restarted_with_other_weights_takes_it_out() -> None:
+    engine = engine_of()
+    async with pool_of(engine) as pool:
+        pool.engines[0].recent_labels.clear()
+        pool.engines[0].holds("7")
+        with pytest.raises(EngineError, match="'default' where '7'"):
+            await generate(pool)
+        assert not pool.engines[0].is_routable
+
+
+def test_health_when_probes_are_mixed_changes_after_three_failures_and_two_successes() -> None:
+    gate = HealthGate()
+    changes = [gate.record(healthy) for healthy in (True, False, True, True)]
+    assert changes == [False, False, False, True]
+    assert [gate.record(healthy) for healthy in (False, False, True, False, False)] == [False] * 5
+    assert gate.is_open
+    assert gate.record(False)
+    assert not gate.is_open
+
+
+def test_meter_when_slots_are_taken_integrates_them_over_time() -> None:
+    clock = ManualClock()
+    meter = SlotMeter(slots=4, clock=clock)
+    clock.now_s = 10  # idle
+    meter.enter()
+    meter.enter()
+    clock.now_s = 20  # 2 slots for 10 s
+    meter.set_paused(True)
+    clock.now_s = 25  # paused: nothing is generated
+    meter.set_paused(False)
+    meter.leave(7)
+    before = meter.read()
+    clock.now_s = 30  # 1 slot for 5 s
+    meter.leave(5)
+    usage = meter.read()
+    assert (usage.busy_slot_seconds, usage.seconds, usage.paused_seconds) == (25.0, 30.0, 5.0)
+    assert usage.utilisation == pytest.approx(25 / 120)
+    assert usage.tokens_generated == 12
+    assert usage.since(before).utilisation == pytest.approx(5 / 20)

@@ -1,0 +1,191 @@
+"""Publishing weights: one engine first, proven by its logprobs, and back where it fails."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from practicum.clock import SystemClock
+from practicum.errors import CheckpointError, Conflict, EngineError
+from services.rollout.engine.keeper import EngineKeeper
+from services.rollout.engine.pool import EnginePool, Serving
+from services.rollout.engine.weights import Probe, Publication, WeightPublisher
+from tests.fixtures.chat_models import build_chat
+from tests.fixtures.rollout import ScriptedEngine, make_engine, until
+
+BASE = Serving(run_id="", weight_version=0, label="default", path="/models/base")
+
+
+@dataclass
+class Setup:
+    engines: list[ScriptedEngine]
+    pool: EnginePool
+    publisher: WeightPublisher
+    keeper: EngineKeeper
+    saved: list[Serving] = field(default_factory=list)
+
+    async def publish(self, version: int = 1, path: str = "/models/v1", **changes: Any) -> Any:
+        probe = Probe(
+            token_ids_T=np.array([5, 6, 7], dtype=np.int32),
+            logprobs_T=np.array([0, -2.0, -2.0], dtype=np.float32),
+        )
+        values = {"probes": (probe,), "tolerance": 1e-3} | changes
+        return await self.publisher.publish(
+            Publication(run_id="run_1", weight_version=version, path=path, **values)
+        )
+
+
+@asynccontextmanager
+async def setup(num_engines: int = 1, stored: Serving | None = None) -> AsyncIterator[Setup]:
+    clock, chat = SystemClock(), build_chat()
+    engines = [ScriptedEngine(lambda prompt: [10, 11, 2]) for _ in range(num_engines)]
+    for engine in engines:
+        engine.logprob |= {"/models/v1": -2.0, "/models/wrong": -9.0}
+    clients = [httpx.AsyncClient(transport=httpx.MockTransport(engine)) for engine in engines]
+    made = [
+        make_engine(client, index, chat, num_slots=4, clock=clock) for index, client in enumerate(clients)
+    ]
+    pool = EnginePool(made, clock=clock, route_wait_s=0.2)
+    saved: list[Serving] = []
+
+    async def save(serving: Serving) -> None:
+        saved.append(serving)
+
+    publisher = WeightPublisher(pool, clock=clock, save=save)
+    keeper = EngineKeeper(pool, publisher, stored=stored, probe_timeout_s=0.2)
+    for engine in made:
+        await keeper.probe(engine)
+        await keeper.probe(engine)
+    yield Setup(engines, pool, publisher, keeper, saved)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_keeper_when_engines_are_found_adopts_what_they_serve() -> None:
+    async with setup() as made:
+        assert made.pool.serving == BASE
+        assert made.pool.engines[0].is_routable
+    stored = Serving(run_id="run_9", weight_version=0, label="default", path="/models/base")
+    async with setup(stored=stored) as made:
+        assert made.pool.serving == stored
+
+
+async def test_publish_when_probes_agree_moves_every_engine_and_the_version() -> None:
+    async with setup(2) as made:
+        report = await made.publish()
+        assert report.ok
+        assert report.weight_version == 1
+        assert [result.max_logprob_diff for result in report.engines] == [0.0, 0.0]
+        assert [engine.label for engine in made.engines] == ["1", "1"]
+        assert made.pool.serving is not None
+        assert made.pool.serving.weight_version == 1
+        assert [serving.weight_version for serving in made.saved] == [1]
+        again = await made.publish()
+        assert again.ok
+        assert [len(engine.updates) for engine in made.engines] == [1, 1], "twice is no second update"
+
+
+async def test_publish_when_probes_disagree_goes_back_and_refuses_the_tokens_between() -> None:
+    async with setup(2) as made:
+        report = await made.publish(path="/models/wrong")
+        assert not report.ok
+        assert report.weight_version == 0
+        assert report.engines[0].max_logprob_diff == 7.0
+        assert [engine.label for engine in made.engines] == ["default", "default"]
+        assert made.engines[1].updates == [], "the second engine was not touched"
+        assert made.pool.serving == BASE
+        assert made.saved == []
+        assert made.pool.engines[0].is_routable
+        assert made.publisher.refused == {("run_1", 1)}
+        # The same version, mended: its tokens must not be taken for those of the refused weights.
+        assert (await made.publish()).ok
+        assert made.engines[0].label == "1.1"
+        assert made.pool.engines[0].weight_version == 1
+        assert made.publisher.refused == set()
+
+
+async def test_publish_when_the_probes_are_not_numbers_goes_back() -> None:
+    async with setup() as made:
+        probe = Probe(
+            token_ids_T=np.array([5, 6], dtype=np.int32),
+            logprobs_T=np.array([0, np.nan], dtype=np.float32),
+        )
+        assert not (await made.publish(probes=(probe,))).ok
+        assert made.engines[0].label == "default"
+
+
+async def test_publish_when_the_folder_cannot_be_loaded_restores_the_last() -> None:
+    async with setup() as made:
+        report = await made.publish(path="/models/none")
+        assert not report.ok
+        assert "cannot read" in report.engines[0].error
+        assert made.engines[0].path == "/models/base"
+        assert made.engines[0].generating.is_set()
+        assert made.pool.engines[0].is_routable
+
+
+async def test_publish_when_a_later_engine_fails_takes_it_out_until_it_reloads() -> None:
+    async with setup(2) as made:
+        del made.engines[1].logprob["/models/v1"]
+        report = await made.publish()
+        assert not report.ok
+        assert report.weight_version == 1
+        assert [engine.is_routable for engine in made.pool.engines] == [True, False]
+        made.engines[1].logprob["/models/v1"] = -2.0
+        await made.keeper.probe(made.pool.engines[1])
+        assert made.pool.engines[1].is_routable
+        assert made.engines[1].label == "1"
+        assert made.engines[1].generating.is_set()
+
+
+async def test_publish_when_older_needs_rollback() -> None:
+    async with setup() as made:
+        await made.publish(2)
+        with pytest.raises(Conflict, match="older"):
+            await made.publish(1)
+        assert (await made.publish(1, rollback=True)).weight_version == 1
+
+
+async def test_publish_when_the_manifest_changed_touches_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    async with setup() as made:
+        made.engines[0].logprob[str(tmp_path)] = -2.0
+        with pytest.raises(CheckpointError):
+            await made.publish(path=str(tmp_path), manifest_sha256="0" * 64)
+        assert made.engines[0].updates == []
+        assert (await made.publish(path=str(tmp_path), manifest_sha256=digest)).ok
+
+
+async def test_publish_when_no_engine_is_reached_fails() -> None:
+    async with setup() as made:
+        made.engines[0].is_up = False
+        for _ in range(3):
+            await made.keeper.probe(made.pool.engines[0])
+        with pytest.raises(EngineError, match="no engine"):
+            await made.publish()
+
+
+async def test_keeper_when_an_engine_restarts_with_its_first_weights_loads_the_served_ones() -> None:
+    async with setup() as made:
+        await made.publish()
+        made.engines[0].label, made.engines[0].path = "default", "/models/base"
+        await made.keeper.probe(made.pool.engines[0])
+        assert (made.engines[0].label, made.engines[0].path) == ("1", "/models/v1")
+        assert made.pool.engines[0].is_routable
+
+
+async def test_keeper_when_asked_to_stop_stops() -> None:
+    async with setup() as made:
+        stop = asyncio.Event()
+        running = asyncio.ensure_future(made.keeper.run(stop))
+        await until(lambda: made.pool.engines[0].is_routable)
+        stop.set()
+        await asyncio.wait_for(running, timeout=5)
