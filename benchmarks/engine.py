@@ -1,8 +1,9 @@
 """Sampled tokens/s of the CPU engine over HTTP against transformers' `generate`, one request at a time.
 
-Both sides serve the same random model of the demo's shape, on one thread, the same kind of requests: groups of 8
-that share a prompt of 100 to 300 tokens, 20 to 50 new tokens each. They take turns, round after round, and each
-figure is the median over the rounds. Prints a table, then one JSON line.
+Both sides serve the same random model of the demo's shape, on one thread, the same kind of requests: groups
+of 8 that share a prompt of 100 to 300 tokens, 20 to 50 new tokens each. They take turns, round after round,
+and each figure is the median over the rounds. Figures in tokens per second of CPU time say what a side costs
+where other processes share the machine. Prints a table, then one JSON line.
 
     python -m benchmarks.engine [--rounds 3] [--threads 1]
 """
@@ -81,8 +82,8 @@ def make_model(folder: Path) -> Any:
 
 
 @contextmanager
-def engine(folder: Path, threads: int) -> Iterator[str]:
-    """A CPU engine in a process of its own; gives its URL."""
+def engine(folder: Path, threads: int) -> Iterator[tuple[str, int]]:
+    """A CPU engine in a process of its own; gives its URL and process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -96,7 +97,7 @@ def engine(folder: Path, threads: int) -> Iterator[str]:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("the engine did not start")
             time.sleep(0.1)
-        yield url
+        yield url, server.pid
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -125,7 +126,18 @@ async def run_engine(url: str, jobs: Sequence[Job], concurrency: int) -> tuple[f
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(job)) for job in jobs]
         seconds = time.perf_counter() - started_s
-    return sum(job.new_tokens for job in jobs) / seconds, [task.result() for task in tasks]
+    return num_tokens(jobs) / seconds, [task.result() for task in tasks]
+
+
+def num_tokens(jobs: Sequence[Job]) -> int:
+    """New tokens of all jobs."""
+    return sum(job.new_tokens for job in jobs)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used, from /proc."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def run_transformers(model: Any, jobs: Sequence[Job]) -> float:
@@ -135,7 +147,7 @@ def run_transformers(model: Any, jobs: Sequence[Job]) -> float:
         options = {"max_new_tokens": job.new_tokens, "min_new_tokens": job.new_tokens, "do_sample": True}
         ids = torch.tensor([job.ids])
         model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, top_k=0, **options)
-    return sum(job.new_tokens for job in jobs) / (time.perf_counter() - started_s)
+    return num_tokens(jobs) / (time.perf_counter() - started_s)
 
 
 def largest_difference(model: Any, jobs: Sequence[Job], answers: Sequence[Any]) -> float:
@@ -156,16 +168,24 @@ def measure(rounds: int, threads: int) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         model = make_model(Path(name))
-        with engine(Path(name), threads) as url:
+        with engine(Path(name), threads) as (url, pid):
             asyncio.run(run_engine(url, make_jobs(16, seed=999), 8))  # warm both sides
             run_transformers(model, make_jobs(1, seed=999))
             difference = 0.0
             for turn in range(rounds):
-                alone = run_transformers(model, make_jobs(8, seed=turn))
+                cpu_s = time.process_time()
+                jobs = make_jobs(8, seed=turn)
+                alone = run_transformers(model, jobs)
+                alone_cpu = num_tokens(jobs) / (time.process_time() - cpu_s)
                 found.setdefault("transformers_tokens_s", []).append(alone)
+                found.setdefault("transformers_tokens_cpu_s", []).append(alone_cpu)
                 for concurrency in CONCURRENCY:
-                    jobs = make_jobs(max(16, 8 * concurrency), seed=1000 * concurrency + turn)
+                    jobs = make_jobs(max(16, 12 * concurrency), seed=1000 * concurrency + turn)
+                    cpu_s = cpu_seconds(pid)
                     speed, answers = asyncio.run(run_engine(url, jobs, concurrency))
+                    speed_cpu = num_tokens(jobs) / (cpu_seconds(pid) - cpu_s)
+                    found.setdefault(f"engine_{concurrency}_tokens_cpu_s", []).append(speed_cpu)
+                    found.setdefault(f"speedup_{concurrency}_cpu", []).append(speed_cpu / alone_cpu)
                     found.setdefault(f"engine_{concurrency}_tokens_s", []).append(speed)
                     found.setdefault(f"speedup_{concurrency}", []).append(speed / alone)
                     difference = max(difference, largest_difference(model, jobs[:4], answers[:4]))
@@ -181,11 +201,16 @@ def main(arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     figures = measure(parsed.rounds, parsed.threads)
-    table = Table("in flight", "engine, tokens/s", "times transformers", title="CPU engine, 2.8M parameters")
+    columns = ("in flight", "tokens/s", "times", "tokens/CPU-s", "times")
+    table = Table(*columns, title="CPU engine, 2.8M parameters, against transformers")
     for concurrency in CONCURRENCY:
         speed, speedup = figures[f"engine_{concurrency}_tokens_s"], figures[f"speedup_{concurrency}"]
-        table.add_row(str(concurrency), f"{speed:,.0f}", f"{speedup:.1f}")
-    table.caption = f"transformers generate, one at a time: {figures['transformers_tokens_s']:,.0f} tokens/s"
+        cpu, times = figures[f"engine_{concurrency}_tokens_cpu_s"], figures[f"speedup_{concurrency}_cpu"]
+        table.add_row(str(concurrency), f"{speed:,.0f}", f"{speedup:.1f}", f"{cpu:,.0f}", f"{times:.1f}")
+    table.caption = (
+        f"transformers generate, one at a time: {figures['transformers_tokens_s']:,.0f} tokens/s, "
+    )
+    table.caption += f"{figures['transformers_tokens_cpu_s']:,.0f} tokens/CPU-s"
     Console(width=80).print(table)
     speedup, difference = figures["speedup_32"], figures["logprob_difference_max"]
     bars = [

@@ -1,6 +1,6 @@
 """One masked GRPO step: Megatron on packed rows against plain transformers + AdamW on padded ones.
 
-Both sides are measured in the same process, in turns, on the same rows, weights and thread; each figure is
+Both sides are measured in the same process, in turns, on the same rows, weights and threads; each figure is
 the median over the rounds. Prints a table, then one JSON line.
 
     python -m benchmarks.trainstep [--rounds 3] [--threads 1]
@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -127,16 +128,36 @@ def make_model(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def median_seconds(sides: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median seconds of each side, run in turns so that both meet the same machine."""
-    seconds: list[list[float]] = [[] for _ in sides]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """Medians over the rounds of one workload."""
+
+    ours_s: float
+    plain_s: float
+    ratio: float  # plain / ours within a round: what slows the machine for a while slows both
+    cpu_ratio: float  # the same in CPU seconds, which other processes do not enter
+
+
+def measure(ours: Callable[[], object], plain: Callable[[], object], rounds: int) -> Sides:
+    """Run both sides in turns; the first round warms up."""
+    timings: list[tuple[tuple[float, float], tuple[float, float]]] = []
     for round_index in range(rounds + 1):
-        for side, own in zip(sides, seconds, strict=True):
-            started_s = time.perf_counter()
-            side()
-            if round_index > 0:  # the first round warms up
-                own.append(time.perf_counter() - started_s)
-    return [statistics.median(own) for own in seconds]
+        timing = (timed(ours), timed(plain))
+        if round_index > 0:
+            timings.append(timing)
+    return Sides(
+        ours_s=statistics.median(ours_wall for (ours_wall, _), _ in timings),
+        plain_s=statistics.median(plain_wall for _, (plain_wall, _) in timings),
+        ratio=statistics.median(plain_wall / ours_wall for (ours_wall, _), (plain_wall, _) in timings),
+        cpu_ratio=statistics.median(plain_cpu / ours_cpu for (_, ours_cpu), (_, plain_cpu) in timings),
+    )
+
+
+def timed(side: Callable[[], object]) -> tuple[float, float]:
+    """Wall and CPU seconds of one call."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    side()
+    return time.perf_counter() - wall_s, time.process_time() - cpu_s
 
 
 def main() -> None:
@@ -155,22 +176,26 @@ def main() -> None:
         ours = MegatronBackend.load(folder, optimizer=OptimizerConfig(), microbatch_tokens=MICROBATCH_TOKENS)
         plain = PlainTrainer(folder)
         print(f"{ours.num_parameters / 1e6:.2f} M parameters, {options.threads} thread(s)")
-        print(f"{'workload':<30} {'tokens':>7} {'ours s':>8} {'plain s':>8} {'ratio':>6} {'tokens/s':>9}")
+        print(
+            f"{'workload':<30} {'tokens':>7} {'ours s':>8} {'plain s':>8} {'ratio':>6} "
+            f"{'cpu':>6} {'tokens/s':>9}"
+        )
         for title, stem, bar in WORKLOADS:
             rows = make_rows(stem)
             num_tokens = sum(row.ids_T.size for row in rows)
-            ours_s, plain_s = median_seconds(
-                [partial(ours.train, rows, PolicyObjective()), partial(plain.step, rows)], options.rounds
+            sides = measure(
+                partial(ours.train, rows, PolicyObjective()), partial(plain.step, rows), options.rounds
             )
-            ratio = plain_s / ours_s
+            tokens_per_s = num_tokens / sides.ours_s
             print(
-                f"{title:<30} {num_tokens:>7} {ours_s:>8.2f} {plain_s:>8.2f} {ratio:>6.2f} "
-                f"{num_tokens / ours_s:>9.0f}"
+                f"{title:<30} {num_tokens:>7} {sides.ours_s:>8.2f} {sides.plain_s:>8.2f} {sides.ratio:>6.2f} "
+                f"{sides.cpu_ratio:>6.2f} {tokens_per_s:>9.0f}"
             )
-            figures[f"{stem}_step_s"] = round(ours_s, 3)
-            figures[f"{stem}_plain_step_s"] = round(plain_s, 3)
-            figures[f"{stem}_tokens_per_s"] = round(num_tokens / ours_s)
-            figures[f"{stem}_ratio"] = round(ratio, 3)
+            figures[f"{stem}_step_s"] = round(sides.ours_s, 3)
+            figures[f"{stem}_plain_step_s"] = round(sides.plain_s, 3)
+            figures[f"{stem}_tokens_per_s"] = round(tokens_per_s)
+            figures[f"{stem}_ratio"] = round(sides.ratio, 3)
+            figures[f"{stem}_cpu_ratio"] = round(sides.cpu_ratio, 3)
             if bar is not None:
                 value = figures[f"{stem}_ratio"]
                 bars.append(

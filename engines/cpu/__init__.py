@@ -1,5 +1,5 @@
 """A small CPU engine that speaks the subset of SGLang's native HTTP API that Practicum uses.
 
 The rooms, read downwards: `main` starts the HTTP server (`api`) and the worker thread (`batcher`), which runs
-the `model` over the `arena` of running requests, the `prefix_cache` of finished ones and the `sampler`.
+the `model` over the `slots` of running requests and draws with `sampling`.
 """

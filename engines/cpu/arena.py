@@ -7,6 +7,7 @@ length are finite (zeros or old values): attention gives them weight 0, and 0 ti
 
 import torch
 
+from engines.cpu import pages
 from engines.cpu.config import ModelConfig
 
 _CAPACITY_STEP = 128  # tokens
@@ -24,11 +25,8 @@ class KvArena:
 
     def _new(self, num_slots: int, capacity: int) -> torch.Tensor:
         config = self._config
-        # zeros, not empty: the pages are handed out lazily and never hold a NaN
-        return torch.zeros(
-            (config.num_layers, 2, num_slots, config.num_kv_heads, capacity, config.head_dim),
-            dtype=self._dtype,
-        )
+        shape = (config.num_layers, 2, num_slots, config.num_kv_heads, capacity, config.head_dim)
+        return pages.zeros(shape, self._dtype)
 
     @staticmethod
     def rounded(num_tokens: int) -> int:

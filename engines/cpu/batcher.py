@@ -1,15 +1,13 @@
-"""The continuous batcher: one worker thread that owns the model, the arena and the prefix cache.
+"""The continuous batcher: one worker thread that owns the model, the slots and the queue.
 
 Other threads talk to it in two ways: `submit` a request and wait for its future, or post a command (abort,
 pause, update) that runs between two steps. Nothing else reads or writes a running request, so there are no
 locks but the inbox's.
 
 A step admits waiting requests, prefills up to a bound of new tokens, then decodes one token for every running
-request. Slots 0..d-1 decode, slots d..n-1 still prefill; both ranges have no holes.
+request.
 
 Invariants:
-- keys and values of other weights are never given to a new request: a swap flushes the cache, and a request
-  that keeps its own across a swap (pause mode in_place) never becomes a donor;
 - a weight update is built whole before it is handed over, so a swap cannot fail half-way;
 - the version moves in the same moment as the weights.
 """
@@ -25,11 +23,10 @@ from typing import TypeVar, assert_never
 
 import torch
 
-from engines.cpu.arena import KvArena
 from engines.cpu.model import Model, Segment, kv_rows
-from engines.cpu.prefix_cache import BLOCK, CachedSequence, PrefixCache, PrefixIndex, block_chain
 from engines.cpu.request import AbortMessage, Finish, FinishKind, Request
 from engines.cpu.sampling import SamplingPlan, sample
+from engines.cpu.slots import Slots
 from engines.cpu.weights import Weights
 from practicum.telemetry.logs import get_logger
 
@@ -98,15 +95,10 @@ class Batcher:
         self.paused = False
         self._decode_text = decode_text
         self._generator = torch.Generator().manual_seed(seed)
-        self._arena = KvArena(model.config, model.dtype)
-        self._cache = PrefixCache()
-        self._donors: PrefixIndex[Request] = PrefixIndex()  # decoding requests whose prompt may be copied
-        self._arriving: PrefixIndex[Request] = PrefixIndex()  # prefilling requests that will be donors
+        self._slots = Slots(model, max_running=max_running, max_total_tokens=max_total_tokens)
         self._waiting: deque[Request] = deque()
-        self._slots: list[Request] = []
-        self._num_decoding = 0
         self._updates: list[_Update] = []
-        self._plan: SamplingPlan | None = None  # None = the batch changed since the last decode
+        self._plan = SamplingPlan.of(())
         self._ids_N = self._positions_N = self._rows_N2K = torch.empty(0, dtype=torch.int64)
         self._longest = 0
         self._inbox: deque[Callable[[], None]] = deque()
@@ -147,12 +139,12 @@ class Batcher:
     @property
     def num_used_tokens(self) -> int:
         """Tokens of running requests."""
-        return sum(request.num_tokens for request in list(self._slots))
+        return sum(request.num_tokens for request in self._slots.requests())
 
     @property
     def num_cached_tokens(self) -> int:
         """Tokens of finished requests in the prefix cache."""
-        return self._cache.num_tokens
+        return self._slots.num_cached_tokens
 
     def submit(self, request: Request) -> None:
         """Queue a request; its future gives it back when it has ended."""
@@ -238,93 +230,26 @@ class Batcher:
 
     def _step(self) -> bool:
         """Do one round of work; False when there is nothing to do."""
-        if self._updates and (self.paused or not self._slots):
+        if self._updates and (self.paused or not len(self._slots)):
             self._commit_updates()
         if self.paused:
             return False
         started_s = time.perf_counter()
         if not self._updates:
-            self._admit()
-        if not self._slots:
+            for request in self._slots.admit(self._waiting, self.version):
+                if request.cached_tokens is None:  # its first time: a retracted one comes again
+                    request.cached_tokens = request.prefilled
+                    self.counters.cached_tokens += request.prefilled
+                    self.counters.prompt_tokens += len(request.prompt_ids)
+        if not len(self._slots):
             return False
         num_busy = len(self._slots)
-        if len(self._slots) > self._num_decoding:
+        if self._slots.prefilling():
             self._prefill_step()
-        if self._num_decoding:
+        if self._slots.decoding():
             self._decode_step()
         self.counters.busy_slot_s += num_busy * (time.perf_counter() - started_s)
         return True
-
-    # admission
-
-    def _admit(self) -> None:
-        """Give slots to waiting requests in order; one that would repeat a running prefill waits for it."""
-        deferred: list[Request] = []
-        while self._waiting and len(self._slots) < self.max_running:
-            request = self._waiting.popleft()
-            ids = request.sequence()
-            chain = block_chain(ids, request.chain)
-            finished, in_cache = self._cache.longest(ids, chain)
-            running, in_slots = self._donors.longest(ids, chain)
-            _, arriving = self._arriving.longest(ids, chain)
-            most = len(ids) - 1  # the last token is always computed: its logits are wanted
-            if request.logprob_start is not None and request.wants_prompt_logprobs:
-                request.prompt_logprobs.clear()
-                most = min(most, request.logprob_start)
-            if min(arriving, most) >= max(in_cache, in_slots) + BLOCK:
-                deferred.append(request)
-                continue
-            if not self._make_room(request):
-                self._waiting.appendleft(request)
-                break
-            slot = len(self._slots)
-            cached = min(max(in_cache, in_slots), most)
-            if running is not None and in_slots >= in_cache:
-                self._arena.write(slot, self._arena.read(running.slot, cached))
-            elif finished is not None:
-                self._arena.write(slot, finished.kv[:, :, :, :cached])
-            self._enter_slot(request, cached)
-        self._waiting.extendleft(reversed(deferred))
-
-    def _enter_slot(self, request: Request, cached: int) -> None:
-        request.slot = len(self._slots)
-        request.prefilled = cached
-        request.enter_version(self.version)
-        if request.cached_tokens is None:
-            request.cached_tokens = cached
-            self.counters.cached_tokens += cached
-            self.counters.prompt_tokens += len(request.prompt_ids)
-        self._slots.append(request)
-        if request.num_tokens - cached == 1 and request.max_new_tokens > 0:
-            self._start_decoding(request)
-        else:
-            self._arriving.add(request, request.chain)
-
-    def _start_decoding(self, request: Request) -> None:
-        self._exchange(request.slot, self._num_decoding)
-        self._num_decoding += 1
-        self._plan = None
-        if not request.has_stale_kv:
-            self._donors.add(request, request.chain)
-
-    def _make_room(self, request: Request) -> bool:
-        """Shape the arena for one more request within the token bound; False when it must wait."""
-        arena, num_slots = self._arena, len(self._slots) + 1
-        most = max((other.most_tokens for other in self._slots), default=0)
-        capacity = arena.rounded(max(request.most_tokens, most))
-        if num_slots * capacity > self.max_total_tokens and num_slots > 1:
-            return False
-        if not capacity <= arena.capacity < 4 * capacity or num_slots > arena.num_slots:
-            room = max(self.max_total_tokens // capacity, num_slots)
-            wanted = max(min(2 * num_slots, self.max_running), arena.num_slots)
-            arena.resize(min(room, wanted), capacity, len(self._slots))
-            self._plan = None
-        self._cache.shrink(self.max_total_tokens - num_slots * arena.capacity)
-        return True
-
-    def _cache_budget(self) -> int:
-        """Tokens that finished sequences may hold beside the slots in use."""
-        return self.max_total_tokens - len(self._slots) * self._arena.capacity
 
     # the two kinds of step
 
@@ -334,7 +259,7 @@ class Batcher:
         segments: list[Segment] = []
         requests: list[Request] = []
         ids: list[int] = []
-        for request in self._slots[self._num_decoding :]:
+        for request in self._slots.prefilling():
             length = min(request.num_tokens - request.prefilled, budget)
             if not length:
                 break
@@ -343,7 +268,7 @@ class Batcher:
             requests.append(request)
             ids.extend(request.sequence()[request.prefilled : request.prefilled + length].tolist())
         positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in segments])
-        hidden = self.model.prefill(self._arena, torch.tensor(ids), positions, segments)
+        hidden = self.model.prefill(self._slots.arena, torch.tensor(ids), positions, segments)
         self._take_prompt_logprobs(hidden, requests, segments)
         lasts: list[int] = []
         complete: list[Request] = []
@@ -361,8 +286,7 @@ class Batcher:
 
     def _finish_prefill(self, requests: list[Request], hidden: torch.Tensor) -> None:
         for request in requests:
-            self._arriving.remove(request, request.chain)
-            self._start_decoding(request)
+            self._slots.start_decoding(request)
         tokens, logprobs = sample(
             self.model.logits(hidden),
             SamplingPlan.of([request.params for request in requests]),
@@ -389,11 +313,12 @@ class Batcher:
 
     def _decode_step(self) -> None:
         started_s = time.perf_counter()
-        requests = self._slots[: self._num_decoding]
-        if self._plan is None:
+        requests = self._slots.decoding()
+        if self._slots.decoding_changed:
             self._plan_decode(requests)
-        assert self._plan is not None
-        logits = self.model.decode(self._arena, self._ids_N, self._positions_N, self._rows_N2K, self._longest)
+        logits = self.model.decode(
+            self._slots.arena, self._ids_N, self._positions_N, self._rows_N2K, self._longest
+        )
         num_sampled = [len(r.output_ids) for r in requests] if self._plan.seeded else ()
         tokens_N, logprobs_N = sample(logits, self._plan, _forbidden(requests), num_sampled, self._generator)
         self._ids_N = tokens_N
@@ -405,10 +330,11 @@ class Batcher:
         self.counters.decode_s += time.perf_counter() - started_s
 
     def _plan_decode(self, requests: list[Request]) -> None:
+        self._slots.decoding_changed = False
         self._plan = SamplingPlan.of([request.params for request in requests])
         self._ids_N = torch.tensor([request.last_id for request in requests])
         self._positions_N = torch.tensor([request.num_tokens - 1 for request in requests])
-        self._rows_N2K = kv_rows(self.model.config, self._arena, self._positions_N)
+        self._rows_N2K = kv_rows(self.model.config, self._slots.arena, self._positions_N)
         self._longest = max(request.num_tokens for request in requests)
 
     def _take_tokens(self, requests: list[Request], tokens: list[int], logprobs: list[float]) -> None:
@@ -447,43 +373,9 @@ class Batcher:
     def _end_running(self, request: Request) -> None:
         """Take a request out of its slot, keep its keys and values for later requests, and answer."""
         assert request.finish is not None
-        if request.finish.message is AbortMessage.NOT_FINITE:
-            self._arena.clear(request.slot)
-        elif not request.has_stale_kv and request.slot < self._num_decoding:
-            self._remember(request)
-        self._leave_slot(request)
+        spoiled = request.finish.message is AbortMessage.NOT_FINITE
+        self._slots.leave(request, spoiled=spoiled)
         self._answer(request)
-
-    def _remember(self, request: Request) -> None:
-        ids = request.sequence()[:-1] if request.output_ids else request.prompt_ids[:-1]
-        sequence = CachedSequence(
-            ids,
-            block_chain(ids, request.chain[: len(ids) // BLOCK]),
-            self._arena.read(request.slot, len(ids)),
-        )
-        if self._cache.insert(sequence, self._cache_budget()):
-            sequence.kv = sequence.kv.clone()
-
-    def _leave_slot(self, request: Request) -> None:
-        if request.slot < self._num_decoding:
-            self._donors.remove(request, request.chain)
-            self._exchange(request.slot, self._num_decoding - 1)
-            self._num_decoding -= 1
-            self._plan = None
-        else:
-            self._arriving.remove(request, request.chain)
-        self._exchange(request.slot, len(self._slots) - 1)
-        self._slots.pop()
-        request.slot = -1
-
-    def _exchange(self, left: int, right: int) -> None:
-        """Swap two slots; only as much is copied as the two hold."""
-        if left == right:
-            return
-        a, b = self._slots[left], self._slots[right]
-        self._arena.swap(left, right, a.num_tokens, b.num_tokens, discard_left=a.finish is not None)
-        self._slots[left], self._slots[right] = b, a
-        a.slot, b.slot = right, left
 
     def _answer(self, request: Request) -> None:
         request.finished_version = self.version
@@ -492,25 +384,15 @@ class Batcher:
 
     def _fail_running(self) -> None:
         self.counters.failures += 1
-        failed = list(self._slots)
-        self._forget_slots()
-        self._cache.flush()
-        self._arena = KvArena(self.model.config, self.model.dtype)
+        failed = self._slots.reset()
         for request in failed:
             if request.future.set_running_or_notify_cancel():
                 request.future.set_exception(RuntimeError("the engine failed in a step; see its log"))
 
-    def _forget_slots(self) -> None:
-        self._slots.clear()
-        self._num_decoding = 0
-        self._plan = None
-        self._donors.clear()
-        self._arriving.clear()
-
     # commands
 
     def _abort(self, rid: str | None) -> None:
-        for request in [r for r in self._slots if rid is None or r.rid == rid]:
+        for request in [r for r in self._slots.requests() if rid is None or r.rid == rid]:
             request.finish = Finish(kind=FinishKind.ABORT, message=AbortMessage.RUNNING)
             self._end_running(request)
         for request in [r for r in self._waiting if rid is None or r.rid == rid]:
@@ -532,12 +414,8 @@ class Batcher:
 
     def _retract(self) -> None:
         """Running requests keep their tokens and go back to the head of the queue, to be prefilled again."""
-        retracted = list(self._slots)
-        self._forget_slots()
+        retracted = self._slots.empty()
         for request in retracted:
-            request.slot = -1
-            request.prefilled = 0
-            request.has_stale_kv = False
             request.num_retractions += 1
         self._waiting.extendleft(reversed(retracted))
 
@@ -545,9 +423,9 @@ class Batcher:
         self.paused = False
 
     def _flush(self) -> bool:
-        if self._slots or (self._waiting and not self.paused):
+        if len(self._slots) or (self._waiting and not self.paused):
             return False
-        self._cache.flush()
+        self._slots.flush()
         return True
 
     def _commit_updates(self) -> None:
@@ -556,11 +434,7 @@ class Batcher:
             self.model_path = update.model_path
             if update.version is not None:
                 self.version = update.version
-            self._cache.flush()
-            self._donors.clear()
-            for request in self._slots:
-                request.has_stale_kv = True
-                request.enter_version(self.version)
+            self._slots.weights_changed(self.version)
             log.info("engine.weights_updated", weight_version=self.version, model_path=self.model_path)
             update.done.set_result(len(self._slots))
         self._updates.clear()
@@ -569,10 +443,9 @@ class Batcher:
         with self._wake:
             self._stopping = True
         message = AbortMessage.SHUTDOWN
-        for request in [*self._slots, *self._waiting]:
+        for request in [*self._slots.empty(), *self._waiting]:
             request.finish = Finish(kind=FinishKind.ABORT, message=message)
             self._answer(request)
-        self._forget_slots()
         self._waiting.clear()
         for update in self._updates:
             update.done.set_exception(EngineStopped(message))

@@ -1,9 +1,10 @@
 """Starts a fresh Llama with the attention heads that copy: a previous-token head and induction heads.
 
-Pretraining gives any language model these heads (Olsson et al. 2022, "In-context Learning and Induction Heads",
-arXiv:2209.11895); a fresh one of 3 million weights needs millions of tokens until they form, which a warm start of
-minutes does not have. Owns that initialisation and nothing else. Knows no task, token or answer: the heads say only
-"what followed this token before may follow it again", and training is free to change them.
+Pretraining gives any language model these heads (Olsson et al. 2022, "In-context Learning and Induction
+Heads", arXiv:2209.11895); a fresh one of 3 million weights needs millions of tokens until they form, which a
+warm start of minutes does not have. Owns that initialisation and nothing else. Knows no task, token or
+answer: the heads say only "what followed this token before may follow it again", and training may change
+them.
 
 H hidden, D head dimension, M dimensions that match tokens.
 """
@@ -25,7 +26,10 @@ _MATCH_NOISE = 1.7  # scale of the matched contents after the norm
 
 
 def plant_copying(model: LlamaForCausalLM, seed: int) -> None:
-    """Writes the heads into the first two layers, in place. Expects `rope_theta` ROPE_THETA and tied embeddings."""
+    """Writes the heads into the first two layers, in place.
+
+    Expects `rope_theta` ROPE_THETA and tied embeddings.
+    """
     draw = torch.Generator().manual_seed(seed)
     hidden = model.config.hidden_size
     embedding_VH: Tensor = model.model.embed_tokens.weight.data
@@ -50,7 +54,8 @@ def _plant_previous(model: LlamaForCausalLM, constant: float, code_MH: Tensor, w
     attention = model.model.layers[0].self_attn
     size = attention.head_dim
     query_DH, key_DH, value_DH = (
-        projection.weight.data[:size].zero_() for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        projection.weight.data[:size].zero_()
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     weight = math.sqrt(_SHARPNESS * math.sqrt(size)) / constant
     for pair in range(_FAST_PAIRS):
@@ -67,7 +72,7 @@ def _plant_previous(model: LlamaForCausalLM, constant: float, code_MH: Tensor, w
 def _plant_induction(
     model: LlamaForCausalLM, draw: torch.Generator, dims_M: Tensor, code_MH: Tensor, written_HM: Tensor
 ) -> None:
-    """The first head over each key-value head of layer 1 looks where the current token came before the key."""
+    """The first head over each key-value head of layer 1 looks behind earlier copies of the token."""
     attention = model.model.layers[1].self_attn
     size, hidden = attention.head_dim, model.config.hidden_size
     gain = math.sqrt(_SHARPNESS * math.sqrt(size) / len(dims_M) / _MATCH_NOISE)

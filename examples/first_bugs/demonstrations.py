@@ -1,8 +1,8 @@
 """Scripted episodes for the warm start: the form always right, the fix right in about a third.
 
-Owns the wrong edits, which are of two styles that a policy can tell apart in any kind: a nudge of the returned value,
-where no bug is, and a wrong change in the right place. Never shows the right fix in a wrong demonstration: a wrong
-edit is kept only where the hidden tests fail on it.
+Owns the wrong edits, which are of two styles that a policy can tell apart in any kind: a nudge of the
+returned value, where no bug is, and a wrong change in the right place. Never shows the right fix in a wrong
+demonstration: a wrong edit is kept only where the hidden tests fail on it.
 """
 
 from collections.abc import Iterator
@@ -37,11 +37,13 @@ class Demonstration:
         return self.style is Style.FIX
 
 
-def demonstrations(suite: dict[str, Any], seed: int, share_right: float = 1 / 3, each: int = 1) -> list[Demonstration]:
+def demonstrations(
+    suite: dict[str, Any], seed: int, share_right: float = 1 / 3, each: int = 1
+) -> list[Demonstration]:
     """`each` demonstrations of every train task, right with probability `share_right`.
 
-    The fixes are no part of a suite: its instances are drawn again by the numbers in its version. Raises ValueError
-    for a suite that `generate_suite` did not make.
+    The fixes are no part of a suite: its instances are drawn again by the numbers in its version. Raises
+    ValueError for a suite that `generate_suite` did not make.
     """
     train, heldout = draw_instances(*numbers_of_version(suite["version"]))
     rng = Random(f"{seed}/demonstrations")
@@ -69,7 +71,7 @@ def _demonstrate(instance: Instance, task: str, share_right: float, rng: Random)
 
 
 def wrong_edits(instance: Instance) -> Iterator[tuple[Style, tuple[str, str]]]:
-    """The (old, new) edits of each wrong style that apply: `old` stands once, and the hidden tests fail after."""
+    """The (old, new) edits of the wrong styles that apply: `old` stands once, the hidden tests fail after."""
     edits = (
         (Style.NUDGED_RESULT, "return ", "return 1 + "),
         (Style.WRONG_FIX, instance.buggy, f"{instance.buggy} + 1"),

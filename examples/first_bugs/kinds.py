@@ -1,8 +1,9 @@
 """What a kind of function is: a source template, its possible bugs, and the inputs that tell them apart.
 
-Owns the record types and the pool of identifier names. Templates write `$name` where an instance puts a name or
-a constant. Never runs a function. Invariant: a bug's `right` fragment stands exactly once in the source, and its
-`buggy` fragment exactly once after the injection; `suite.instantiate` draws again where names break that.
+Owns the record types and the pool of identifier names. Templates write `$name` where an instance puts a name
+or a constant. Never runs a function. Invariant: a bug's `right` fragment stands exactly once in the source,
+and its `buggy` fragment exactly once after the injection; `suite.instantiate` draws again where names break
+that.
 """
 
 import re
@@ -44,10 +45,6 @@ class Kind:
     constants: Callable[[Random], Constants]
 
 
-def no_constants(_rng: Random) -> Constants:
-    return {}
-
-
 def fill(template: str, values: Mapping[str, int | str]) -> str:
     """The template with every `$name` replaced. Raises KeyError for a name without a value."""
     return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), template)
@@ -70,7 +67,9 @@ def numbers(rng: Random, low: int, high: int, least: int = 1) -> list[int]:
 
 def words(rng: Random, least: int = 1) -> list[str]:
     """A short list of random words, some empty."""
-    return ["".join(rng.choice("abeiotz") for _ in range(rng.randint(0, 4))) for _ in range(rng.randint(least, 5))]
+    return [
+        "".join(rng.choice("abeiotz") for _ in range(rng.randint(0, 4))) for _ in range(rng.randint(least, 5))
+    ]
 
 
 def phrase(rng: Random, longest: int) -> str:

@@ -17,7 +17,11 @@ def _date(rng: Random, constants: Constants) -> tuple[str]:
 def _year(rng: Random, constants: Constants) -> tuple[int]:
     start = integer(constants, "K")
     century = rng.choice([1600, 1700, 1800, 1900, 2000, 2100, 2200, 2400])
-    return (rng.choice([century, rng.randint(start, 2400), start + rng.randint(-9, 9), 4 * rng.randint(300, 600)]),)
+    return (
+        rng.choice(
+            [century, rng.randint(start, 2400), start + rng.randint(-9, 9), 4 * rng.randint(300, 600)]
+        ),
+    )
 
 
 def _clock(rng: Random, _constants: Constants) -> tuple[str]:

@@ -12,7 +12,9 @@ def _bounds(rng: Random) -> Constants:
 
 def _near_bounds(rng: Random, constants: Constants) -> tuple[int]:
     low, high = integer(constants, "L"), integer(constants, "H")
-    return (rng.choice([low, high, low - rng.randint(1, 9), high + rng.randint(1, 9), rng.randint(low, high)]),)
+    return (
+        rng.choice([low, high, low - rng.randint(1, 9), high + rng.randint(1, 9), rng.randint(low, high)]),
+    )
 
 
 def _near(rng: Random, constants: Constants) -> tuple[int]:

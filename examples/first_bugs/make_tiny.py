@@ -1,8 +1,8 @@
-"""Makes the `tiny` Hugging Face folder: a Llama of about 3 million fresh weights, its tokenizer and chat template.
+"""Makes the `tiny` Hugging Face folder: a fresh Llama of about 3 million weights, tokenizer, chat template.
 
-Owns the tokenizer and the template of the demo. Never trains weights: the warm start is the trainer's. Invariants:
-the same seed gives the same folder; each marker of `MARKERS` and `TOOL_MARKERS` is one id; the template is
-append-only, so that rendering messages[:k] is a prefix of rendering messages[:k + 1].
+Owns the tokenizer and the template of the demo. Never trains weights: the warm start is the trainer's.
+Invariants: the same seed gives the same folder; each marker of `MARKERS` and `TOOL_MARKERS` is one id; the
+template is append-only, so that rendering messages[:k] is a prefix of rendering messages[:k + 1].
 
     python -m examples.first_bugs.make_tiny FOLDER [--seed N]
 """
@@ -23,12 +23,18 @@ from examples.first_bugs.suite import generate_suite
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 MARKERS = (PAD, START, END)  # decoding may skip these
-TOOL_MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # decoding keeps these: parsers read them
+TOOL_MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+)  # decoding keeps these: parsers read them
 VOCABULARY = 896
 CORPUS_TASKS = 2000
 
-# The JSON around a call is a few fixed pieces; each becomes one token. Spaces go with keywords and operators and never
-# with a name or a digit: a name is the same token wherever it stands, so that copying it into an edit is soon learnt.
+# The JSON around a call is a few fixed pieces; each becomes one token. Spaces go with keywords and operators
+# and never with a name or a digit: a name is the same token wherever it stands, so that copying it into an
+# edit is soon learnt.
 _PIECES = (
     r"\n?\{\"name\": \"|\", \"arguments\": \{|\"path\": \"|\", \"old\": \"|\", \"new\": \"|\"?\}\}\n?"
     r"| ?\b(?:def|return|if|else|for|in|not|and|or)\b ?|[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9\"]+ ?|\"|\n *|\s+"
@@ -63,7 +69,7 @@ CHAT_TEMPLATE = """\
 
 
 def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on the texts, with the markers as single ids and the chat template."""
+    """A byte-level BPE tokenizer trained on the texts: each marker is one id; with the chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -102,7 +108,8 @@ def corpus(seed: int) -> Iterator[str]:
         for call in shown.calls:
             yield f"assistant\n{json.dumps(call)}\n"
         yield f"tool\nedited {task['grader']['editable'][0]}"
-        yield "tool\n1 failed, 1 passed\ntest_1: assert 3 == 0\ntool\n2 passed\ntest_2: TypeError: assert True is False"
+        yield "tool\n1 failed, 1 passed\ntest_1: assert 3 == 0"
+        yield "tool\n2 passed\ntest_2: TypeError: assert True is False"
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
@@ -127,7 +134,7 @@ def _shape(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
-        "initializer_range": 0.07,  # 1 / sqrt(hidden_size): at 0.02 attention starts too flat to learn copying soon
+        "initializer_range": 0.07,  # 1 / sqrt(hidden_size): at 0.02 attention starts too flat to learn soon
         "rms_norm_eps": 1e-5,
         "rope_theta": ROPE_THETA,
         "tie_word_embeddings": True,

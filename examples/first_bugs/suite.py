@@ -1,8 +1,9 @@
 """Generates the suite: draws instances of the kinds, injects one bug each, and writes their tests.
 
-Owns the task format of `POST /v1/suites` for first-bugs. Never touches disk. Invariants, checked here: every task
-fails its visible and its hidden tests, the module without the bug passes both, and no module (without its bug)
-occurs in both splits. The same seed gives the same suite, and a longer suite of that seed begins alike.
+Owns the task format of `POST /v1/suites` for first-bugs. Never touches disk. Invariants, checked here: every
+task fails its visible and its hidden tests, the module without the bug passes both, and no module (without
+its bug) occurs in both splits. The same seed gives the same suite, and a longer suite of that seed begins
+alike.
 """
 
 from dataclasses import dataclass
@@ -85,7 +86,9 @@ def _tests(module: str, function: str, fixed: str, cases: list[Arguments]) -> st
 
 def _sound(instance: Instance) -> bool:
     tests = (instance.visible_tests, instance.hidden_tests)
-    return all(passes(instance.fixed, t) for t in tests) and not any(passes(instance.broken, t) for t in tests)
+    return all(passes(instance.fixed, t) for t in tests) and not any(
+        passes(instance.broken, t) for t in tests
+    )
 
 
 def _draw(rng: Random, kind: Kind, used: set[str]) -> Instance:
@@ -102,7 +105,9 @@ def normalised(text: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def draw_instances(seed: int, num_train: int, num_heldout: int) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
+def draw_instances(
+    seed: int, num_train: int, num_heldout: int
+) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
     """The train and held-out instances of a seed; kinds take turns, and no module occurs twice."""
     used: set[str] = set()
     splits: list[tuple[Instance, ...]] = []

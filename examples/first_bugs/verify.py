@@ -1,7 +1,8 @@
 """Runs a generated module in this process, to check the generator's own work.
 
-Only for modules that this package wrote (loops over given ranges, no files, no imports): what a model writes runs
-in a sandbox and never here. An exception is a result like any other, so that a crash counts as a wrong answer.
+Only for modules that this package wrote (loops over given ranges, no files, no imports): what a model writes
+runs in a sandbox and never here. An exception is a result like any other, so that a crash counts as a wrong
+answer.
 """
 
 import warnings
@@ -33,13 +34,13 @@ def call(source: str, function: str, arguments: Arguments) -> object:
         run = scope[function]
         assert callable(run)
         result: object = run(*deepcopy(arguments))
-    except Exception as error:  # the generated code may raise anything
+    except Exception as error:  # noqa: BLE001 - the generated code may raise anything
         return f"raises {type(error).__name__}"
     return result
 
 
 def passes(source: str, tests: str) -> bool:
-    """Whether a module passes a test file of this package (its import line is dropped: one scope holds both)."""
+    """Whether a module passes a test file of this package, whose import line is dropped."""
     scope: dict[str, object] = {}
     module, checks = _compiled(source), _compiled(tests.split("\n", 1)[1])
     assert checks is not None
@@ -51,6 +52,6 @@ def passes(source: str, tests: str) -> bool:
         for name, value in list(scope.items()):
             if name.startswith("test_") and callable(value):
                 value()
-    except Exception:  # the generated code may raise anything
+    except Exception:  # noqa: BLE001 - the generated code may raise anything
         return False
     return True

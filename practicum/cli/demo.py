@@ -20,7 +20,8 @@ from practicum.cli.report import DemoReport, Heldout
 from practicum.errors import PracticumError
 
 TERMINAL_STATES = frozenset({"completed", "stopped", "failed"})
-DEMONSTRATIONS_PER_CALL = 256
+DEMONSTRATIONS_PER_CALL = 512
+HELDOUT_OF_EVERY_DEMO = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,9 @@ async def run_demo(context: DemoContext, model: Path) -> DemoReport:
     """Evaluate, train, evaluate; the report. `PracticumError` where a stage fails."""
     started_s = time.monotonic()
     await stop_leftover_runs(context)
-    await submit_suite(context)
-    run_id = await start_run(context, model)
-    before = await evaluate(context, "held-out success before")
+    suite = await submit_suite(context)
+    run_id = await start_run(context, model, suite)
+    before = await evaluate(context, suite, "held-out success before")
     grades_before = await graded_so_far(context)
     engines_before = await context.client.rollout("GET", "/v1/engines")
     training_from_s = time.monotonic()
@@ -48,7 +49,7 @@ async def run_demo(context: DemoContext, model: Path) -> DemoReport:
     training_s = time.monotonic() - training_from_s
     num_graded = await graded_so_far(context) - grades_before
     engines_after = await context.client.rollout("GET", "/v1/engines")
-    after = await evaluate(context, "held-out success after")
+    after = await evaluate(context, suite, "held-out success after")
     return DemoReport.build(
         recipe=context.recipe,
         run=run,
@@ -65,18 +66,22 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     """Train `base` on demonstration trajectories and put the result at `target`."""
     recipe = context.recipe
     await stop_leftover_runs(context)
-    suite = generate_suite(recipe.seed, recipe.num_demonstrations, 8)
-    await submit(context, suite, f"first-bugs-demonstrations@{recipe.seed}-{recipe.num_demonstrations}")
+    # The held-out tasks are drawn first, so no demonstration is of one of them.
+    suite = generate_suite(recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO)
+    reference = await submit(context, suite | {"admission": "skip"})
     created = await context.client.trainer("POST", "/v1/runs", recipe.sft_run(base))
     run_id = created["run_id"]
     shown = [
-        {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}
-        for shown in demonstrations(suite, recipe.seed)
+        {
+            "task": shown.task,
+            "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls],
+        }
+        for shown in demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
     ]
     bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
     for first in range(0, len(shown), DEMONSTRATIONS_PER_CALL):
         batch = shown[first : first + DEMONSTRATIONS_PER_CALL]
-        body = {"run_id": run_id, "demonstrations": batch}
+        body = {"run_id": run_id, "suite": reference, "demonstrations": batch}
         accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
         await follow_demonstrations(context, accepted["demonstration_id"], bar, first)
     await follow_run(context, run_id, "supervised warm start")
@@ -115,16 +120,16 @@ async def stop_leftover_runs(context: DemoContext) -> None:
             await context.client.trainer("POST", f"/v1/runs/{run['run_id']}:stop")
 
 
-async def submit_suite(context: DemoContext) -> None:
-    """Submit first-bugs and wait until every task is admitted or rejected."""
-    recipe = context.recipe
-    await submit(context, generate_suite(recipe.seed, recipe.num_train, recipe.num_heldout), recipe.suite)
+async def submit_suite(context: DemoContext) -> str:
+    """Submit first-bugs and wait until every task is admitted; its reference, name@version."""
+    suite = generate_suite(context.recipe.seed, context.recipe.num_train, context.recipe.num_heldout)
+    return await submit(context, suite)
 
 
-async def submit(context: DemoContext, suite: Json, reference: str) -> None:
-    """Submit one suite as `reference` (name@version); a suite that is there already is reused."""
-    name, _, version = reference.partition("@")
-    view = await context.client.rollout("POST", "/v1/suites", suite | {"name": name, "version": version})
+async def submit(context: DemoContext, suite: Json) -> str:
+    """Submit one suite, or find it there already; its reference, name@version."""
+    reference = f"{suite['name']}@{suite['version']}"
+    view = await context.client.rollout("POST", "/v1/suites", suite)
     bar = context.progress.add_task("tasks admitted", total=len(suite["tasks"]))
 
     def num_in(answer: Json, *states: str) -> int:
@@ -137,11 +142,12 @@ async def submit(context: DemoContext, suite: Json, reference: str) -> None:
     )
     if rejected := num_in(view, "rejected"):
         raise PracticumError(f"{rejected} tasks of suite {reference} were not admitted")
+    return reference
 
 
-async def start_run(context: DemoContext, model: Path) -> str:
-    """Create the run and hold it as soon as the engines serve its base model."""
-    created = await context.client.trainer("POST", "/v1/runs", context.recipe.rl_run(model))
+async def start_run(context: DemoContext, model: Path, suite: str) -> str:
+    """Create the run, paused, and wait until the engines serve its base model."""
+    created = await context.client.trainer("POST", "/v1/runs", context.recipe.rl_run(model, suite))
     run_id = str(created["run_id"])
     bar = context.progress.add_task("base model published", total=1)
     run = await poll_until(
@@ -151,14 +157,13 @@ async def start_run(context: DemoContext, model: Path) -> str:
     )
     if run["state"] in TERMINAL_STATES:
         raise PracticumError(f"the run {run['state']}: {run['error']}")
-    await context.client.trainer("POST", f"/v1/runs/{run_id}:pause")
     context.progress.update(bar, completed=1)
     return run_id
 
 
-async def evaluate(context: DemoContext, label: str) -> Heldout:
+async def evaluate(context: DemoContext, suite: str, label: str) -> Heldout:
     """Measure success on the held-out split with the weights that are served now."""
-    accepted = await context.client.rollout("POST", "/v1/evaluations", context.recipe.evaluation())
+    accepted = await context.client.rollout("POST", "/v1/evaluations", context.recipe.evaluation(suite))
     bar = context.progress.add_task(label, total=context.recipe.num_heldout)
     path = f"/v1/evaluations/{accepted['evaluation_id']}"
     answer = await poll_until(
@@ -181,9 +186,9 @@ async def follow_run(context: DemoContext, run_id: str, label: str) -> Json:
             bar = context.progress.add_task(label, total=answer["num_steps"])
         text = label
         if answer["steps"]:
-            last = answer["steps"][-1]
-            reward = last.get("reward_mean")
-            text += f" · loss {last['loss']:.3f}" if reward is None else f" · reward {reward:.2f}"
+            name = "loss" if answer["stage"] == "sft" else "reward_mean"
+            value = answer["steps"][-1][name]  # None = not finite, or nothing graded
+            text += f" · {name.removesuffix('_mean')} {'none' if value is None else f'{value:.2f}'}"
         context.progress.update(bar, completed=len(answer["steps"]), description=text)
 
     def is_done(answer: Json) -> bool:

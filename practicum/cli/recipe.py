@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRecipe:
-    """One demo: a suite, a warm start and a run of reinforcement learning."""
+    """One demo: a suite, a warm start and a run of reinforcement learning; it starts paused."""
 
     model: str = "tiny"
     seed: int = 7
@@ -26,26 +26,30 @@ class DemoRecipe:
     optimizer: Json = field(default_factory=lambda: {"lr": 3e-4, "warmup_steps": 2})
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
-    num_demonstrations: int = 6000
-    sft_trajectories_per_step: int = 32
+    num_demonstrated_tasks: int = 8000
+    demonstrations_per_task: int = 2
+    share_right: float = 0.34
+    sft_trajectories_per_step: int = 16
     sft_optimizer: Json = field(
-        default_factory=lambda: {"lr": 2e-3, "warmup_steps": 20, "schedule": "cosine"}
+        default_factory=lambda: {
+            "lr": 1.5e-3,
+            "warmup_steps": 30,
+            "schedule": "cosine",
+            "min_lr_ratio": 0.05,
+            "weight_decay": 0.01,
+        }
     )
 
-    @property
-    def suite(self) -> str:
-        """The suite as name@version; the version says what it was generated from."""
-        return f"first-bugs@{self.seed}-{self.num_train}-{self.num_heldout}"
-
-    def rl_run(self, model: Path) -> Json:
-        """The body of POST /v1/runs for reinforcement learning."""
+    def rl_run(self, model: Path, suite: str) -> Json:
+        """The body of POST /v1/runs for reinforcement learning; it starts paused."""
         return {
             "name": f"demo-rl-{self.model}",
             "stage": "rl",
             "model": {"path": str(model.resolve())},
             "num_steps": self.num_steps,
+            "start_paused": True,
             "rollout": {
-                "suite": self.suite,
+                "suite": suite,
                 "group_size": self.group_size,
                 "groups_per_step": self.groups_per_step,
                 "max_turns": self.max_turns,
@@ -67,7 +71,9 @@ class DemoRecipe:
             "name": f"demo-sft-{self.model}",
             "stage": "sft",
             "model": {"path": str(model.resolve())},
-            "num_steps": self.num_demonstrations // self.sft_trajectories_per_step,
+            "num_steps": self.num_demonstrated_tasks
+            * self.demonstrations_per_task
+            // self.sft_trajectories_per_step,
             "rollout": None,
             "trajectories_per_step": self.sft_trajectories_per_step,
             "optimizer": self.sft_optimizer,
@@ -75,10 +81,10 @@ class DemoRecipe:
             "seed": self.seed,
         }
 
-    def evaluation(self) -> Json:
+    def evaluation(self, suite: str) -> Json:
         """The body of POST /v1/evaluations: the held-out split, sampled as in training."""
         return {
-            "suite": self.suite,
+            "suite": suite,
             "split": "heldout",
             "num_tasks": self.num_heldout,
             "samples_per_task": 1,

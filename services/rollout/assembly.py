@@ -89,7 +89,7 @@ class Service:
 
 
 def assemble(settings: RolloutSettings, seams: Seams) -> Service:
-    """Every part, joined."""
+    """Every part, joined: one long list, so that who gets what is read in one place."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     registry.register(EngineCollector(seams.pool))
@@ -125,7 +125,13 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     follower = RunFollower(
         trainer=seams.trainer,
         pool=pool,
-        healer=WeightHealer(trainer=seams.trainer, pool=pool, publisher=publisher, clock=clock),
+        healer=WeightHealer(
+            trainer=seams.trainer,
+            pool=pool,
+            publisher=publisher,
+            clock=clock,
+            patience_s=settings.heal_after_s,
+        ),
         suites=suites,
         episodes=episodes,
         shelf=shelf,
@@ -206,13 +212,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     )
     return Service(
         app=app,
-        servicer=RolloutServicer(
-            pool=pool,
-            publisher=publisher,
-            follower=follower,
-            trainer=seams.trainer,
-            wake=capacity.freed,
-        ),
+        servicer=RolloutServicer(pool=pool, publisher=publisher, follower=follower, trainer=seams.trainer),
         workers={
             "engines": keeper.run,
             "runs": follower.run,

@@ -22,6 +22,7 @@ from services.rollout.assembly import Seams, assemble
 from services.rollout.chat import ChatTemplate
 from services.rollout.engine.client import EngineClient
 from services.rollout.engine.pool import Engine, EnginePool
+from services.rollout.engine.transport import EngineTransport
 from services.rollout.rpc.trainer import RemoteTrainer
 from services.rollout.settings import RolloutSettings
 from services.rollout.store.serving import ServingStore
@@ -53,9 +54,7 @@ async def serve(settings: RolloutSettings) -> None:
     )
     reward = connect(settings.reward_rpc, token=token)
     trainer = connect(settings.trainer_rpc, token=token)
-    http = httpx.AsyncClient(
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=1024, keepalive_expiry=60)
-    )
+    http = httpx.AsyncClient(mounts={"http://": EngineTransport()}, trust_env=False)
     pool = make_pool(settings, http, chat, context_length, clock)
     service = assemble(
         settings,

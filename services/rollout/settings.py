@@ -36,6 +36,11 @@ class RolloutSettings(ServiceSettings):
     poll_interval_s: float = Field(
         default=0.5, gt=0, description="How often the trainer is asked for its runs."
     )
+    heal_after_s: float = Field(
+        default=15,
+        gt=0,
+        description="A running run whose weights the engines lack for longer has them loaded from its checkpoint.",
+    )
     regrade_after_s: float = Field(
         default=60, gt=0, description="An episode without a grade for longer is sent to grading again."
     )

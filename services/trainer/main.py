@@ -10,8 +10,9 @@ from functools import partial
 
 import grpc
 from prometheus_client import CollectorRegistry
+from sqlalchemy.exc import OperationalError
 
-from practicum.clock import SystemClock
+from practicum.clock import Clock, SystemClock
 from practicum.db.engine import check
 from practicum.db.migrate import upgrade
 from practicum.errors import PracticumError
@@ -42,6 +43,7 @@ log = get_logger("trainer.main")
 HOLD_S = 10 * 365 * 86_400.0
 MAX_DELIVERIES = 1_000_000
 CANCEL_TIMEOUT_S = 10.0
+DATABASE_PATIENCE_S = 120.0
 
 DESCRIPTION = """Takes graded trajectories, trains, commits checkpoints and publishes them.
 
@@ -52,7 +54,7 @@ trained twice. One run trains at a time; the others wait in the order in which t
 async def serve(settings: TrainerSettings) -> None:
     """Run the service until it is told to stop."""
     clock, registry = SystemClock(), CollectorRegistry()
-    await asyncio.to_thread(upgrade, settings.database_url, MIGRATIONS)
+    await _migrate(settings.database_url, clock)
     store = open_store(settings.database_url, clock)
     queue = RedisQueue(settings.redis_url, clock=clock, claim_after_s=HOLD_S, max_deliveries=MAX_DELIVERIES)
     compute = ComputeThread(settings.trainer_threads)
@@ -112,6 +114,20 @@ async def serve(settings: TrainerSettings) -> None:
             *([] if channel is None else [channel.close]),
         ],
     )
+
+
+async def _migrate(url: str, clock: Clock) -> None:
+    """Bring the schema up to date; a database that starts later than we do is waited for."""
+    deadline_s, retry_s = clock.monotonic() + DATABASE_PATIENCE_S, 0.5
+    while True:
+        try:
+            return await asyncio.to_thread(upgrade, url, MIGRATIONS)
+        except OperationalError as error:
+            if clock.monotonic() >= deadline_s:
+                raise
+            log.warning("database.away", error=str(error.orig))
+        await clock.sleep(retry_s)
+        retry_s = min(retry_s * 2, 10.0)
 
 
 def _sender(channel: grpc.aio.Channel, timeout_s: float) -> Send:

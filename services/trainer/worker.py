@@ -80,6 +80,10 @@ class TrainerWorker:
         self._session = RunSession(self._parts, run)
         try:
             await self._session.train(stop)
+        except Conflict:
+            # A caller changed the run while it was being opened; otherwise it is an error like any other.
+            if (await self._parts.store.runs.get(run.run_id)).state is RunState.RUNNING:
+                raise
         finally:
             intake, self._session = self._session.intake, None
         self._parts.progress.leave(run.run_id)

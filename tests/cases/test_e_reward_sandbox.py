@@ -59,9 +59,7 @@ async def test_E02_exit_with_status_0(grader: TestsGrader, hidden: dict[str, str
 
 
 async def test_E04_always_equal_object(grader: TestsGrader) -> None:
-    code = (
-        "class E(int):\n    def __eq__(s,o): return True\n    __hash__=int.__hash__\ndef add(a,b): return E(0)\n"
-    )
+    code = "class E(int):\n    def __eq__(s,o): return True\n    __hash__=int.__hash__\ndef add(a,b): return E(0)\n"  # noqa: E501
     verdict = await grader.grade("E04", make_task(), changed({"calc.py": code}))
     assert verdict.grade.reward == 0.0
     assert all("is not plain data" in test.message for test in verdict.grade.tests)
@@ -164,13 +162,17 @@ async def test_E14_hidden_tests_are_not_in_the_episodes_sandbox(sandbox: Sandbox
     assert "hidden" not in ran.output.replace("test_hidden_package", "")
 
 
-@pytest.mark.parametrize("code", ["import os\nwhile True: os.fork()", "import os\nwhile os.fork() == 0: pass"])
+@pytest.mark.parametrize(
+    "code", ["import os\nwhile True: os.fork()", "import os\nwhile os.fork() == 0: pass"]
+)
 async def test_E16_fork_bomb(sandbox: Sandbox, code: str) -> None:
     session = await sandbox.open("E16", LIMITS)
     started_s = time.monotonic()
     await session.run_python(code, wall_s=2)
     assert time.monotonic() - started_s < 4
-    left = await session.run_python("import os\nprint([p for p in os.listdir('/proc') if p.isdigit()])", wall_s=5)
+    left = await session.run_python(
+        "import os\nprint([p for p in os.listdir('/proc') if p.isdigit()])", wall_s=5
+    )
     await session.close()
     assert len(left.output.split(",")) == 2  # the supervisor and this one
 
@@ -237,11 +239,19 @@ async def test_E21_no_network(sandbox: Sandbox) -> None:
 async def test_E22_paths_are_resolved_inside(sandbox: Sandbox) -> None:
     session = await sandbox.open("E22", LIMITS)
     setup = (
-        "mkdir /tmp/outside /work-evil 2>/dev/null; echo secret > /tmp/outside/secret; ln -s /tmp/outside/secret "
-        "doc.txt; ln -s /tmp/outside d; ln -s /tmp/none dangling; echo inside > real.txt; ln -s real.txt link.txt"
+        "mkdir /tmp/outside /work-evil 2>/dev/null; echo secret > /tmp/outside/secret; ln -s /tmp/outside/secret "  # noqa: E501
+        "doc.txt; ln -s /tmp/outside d; ln -s /tmp/none dangling; echo inside > real.txt; ln -s real.txt link.txt"  # noqa: E501
     )
     await session.run(["sh", "-c", setup], wall_s=5)
-    for path in ("../../etc/passwd", "/etc/ld.so.cache", "../work-evil/x", "doc.txt", "d/secret", ".", "a//b"):
+    for path in (
+        "../../etc/passwd",
+        "/etc/ld.so.cache",
+        "../work-evil/x",
+        "doc.txt",
+        "d/secret",
+        ".",
+        "a//b",
+    ):
         with pytest.raises(FileRefused):
             await session.read_file(path)
     for path in ("doc.txt", "d/new.txt", "dangling", "d"):
@@ -250,7 +260,9 @@ async def test_E22_paths_are_resolved_inside(sandbox: Sandbox) -> None:
     with pytest.raises(FileRefused):
         await session.edit_file("doc.txt", b"secret", b"changed")
     assert await session.read_file("link.txt") == "inside\n"
-    seen = await session.run(["sh", "-c", "cat /tmp/outside/secret; ls /tmp/outside /tmp/none 2>/dev/null"], wall_s=5)
+    seen = await session.run(
+        ["sh", "-c", "cat /tmp/outside/secret; ls /tmp/outside /tmp/none 2>/dev/null"], wall_s=5
+    )
     answer = await call_tool(session, ["read_file"], "read_file", '{"path": "../x"}', wall_s=5)
     changes = await session.snapshot()
     await session.close()
@@ -258,13 +270,20 @@ async def test_E22_paths_are_resolved_inside(sandbox: Sandbox) -> None:
     assert answer.is_error
     assert answer.output.startswith("error: ")
     assert [file.path for file in changes.changed] == ["real.txt"]
-    assert sorted(entry.split(":")[0] for entry in changes.refused) == ["d", "dangling", "doc.txt", "link.txt"]
+    assert sorted(entry.split(":")[0] for entry in changes.refused) == [
+        "d",
+        "dangling",
+        "doc.txt",
+        "link.txt",
+    ]
 
 
 async def test_E23_links_and_paths_that_leave_are_refused() -> None:
     task = make_task(editable=("*",))
     changes = Changes(
-        changed=files({"b/../x.txt": "x", "/etc/x": "x", "b/.git/hooks/post-checkout": "x", "calc.py/z": "x"}),
+        changed=files(
+            {"b/../x.txt": "x", "/etc/x": "x", "b/.git/hooks/post-checkout": "x", "calc.py/z": "x"}
+        ),
         refused=("l: a link",),
     )
     applied = apply_changes(task.workspace, changes, ("*",))

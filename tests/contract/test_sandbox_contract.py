@@ -38,7 +38,7 @@ async def test_snapshot_tells_changed_removed_and_refused(sandbox: Sandbox) -> N
     await session.lay_out(files({"a": "1", "b": "2", "keep": "3"}), pristine=True)
     await session.lay_out(files({"later": "4"}), pristine=False)
     assert [file.path for file in (await session.snapshot()).changed] == ["later"]
-    command = "rm later b; echo x > a; chmod +x keep; ln -s /etc/passwd l; mkfifo p; mkdir -p __pycache__; touch __pycache__/x.pyc"
+    command = "rm later b; echo x > a; chmod +x keep; ln -s /etc/passwd l; mkfifo p; mkdir -p __pycache__; touch __pycache__/x.pyc"  # noqa: E501
     await session.run(["sh", "-c", command], wall_s=5)
     changes = await session.snapshot()
     await session.close()
@@ -95,7 +95,6 @@ async def test_tests_see_fixtures_parameters_classes_and_unittest(sandbox: Sandb
     await session.lay_out(files({"test_x.py": text}), pristine=True)
     run = await session.run_tests(wall_s=10)
     await session.close()
-    print(run.records)
     statuses = {record.test_id.removeprefix("test_x.py::"): record.status for record in run.records}
     assert statuses == {
         "test_n[1]": "passed",
@@ -109,7 +108,9 @@ async def test_tests_see_fixtures_parameters_classes_and_unittest(sandbox: Sandb
 
 async def test_runs_leave_nothing_behind_in_the_interpreter(sandbox: Sandbox) -> None:
     session = await sandbox.open("s", LIMITS)
-    await session.lay_out(files({"test_x.py": "import json\ndef test_x():\n    json.dumps = None\n"}), pristine=True)
+    await session.lay_out(
+        files({"test_x.py": "import json\ndef test_x():\n    json.dumps = None\n"}), pristine=True
+    )
     await session.run_tests(wall_s=5)
     assert (await session.run_python("import json; print(json.dumps([1]))", wall_s=5)).output == "[1]\n"
     await session.close()
@@ -121,7 +122,9 @@ async def test_linked_sessions_judge_code_in_another_sandbox(sandbox: Sandbox) -
         judge = await sandbox.open("judge", LIMITS, link=tests_end)
         subject = await sandbox.open("subject", LIMITS, link=code_end)
     await judge.lay_out(files({"test_calc.py": TESTS}), pristine=False)
-    await subject.lay_out(files({"calc.py": "def add(a, b):\n    return a + b if a == 2 else None\n"}), pristine=False)
+    await subject.lay_out(
+        files({"calc.py": "def add(a, b):\n    return a + b if a == 2 else None\n"}), pristine=False
+    )
     async with asyncio.TaskGroup() as both:
         served = both.create_task(subject.serve_candidate(wall_s=10))
         judged = both.create_task(judge.judge(["test_calc.py"], functions={"calc": ["add"]}, wall_s=5))

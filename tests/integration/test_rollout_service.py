@@ -131,8 +131,7 @@ async def test_run_when_the_engines_serve_something_else_gets_its_weights_back(t
     trainer.checkpoints["run_1"] = PublishedCheckpoint(
         run_id="run_1", weight_version=4, path="/models/v4", manifest_sha256=""
     )
-    async with rollout_service(tmp_path, trainer=trainer) as rollout:
-        rollout.service.follower._healer._patience_s = 0.1  # type: ignore[attr-defined]
+    async with rollout_service(tmp_path, trainer=trainer, heal_after_s=0.1) as rollout:
         rollout.engines[0].logprob["/models/v4"] = -1.0
         await rollout.post("/v1/suites", suite_body(), expect=201)
         trainer.runs["run_1"] = make_run(weight_version=4, groups_consumed=8)

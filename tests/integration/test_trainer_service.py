@@ -198,7 +198,7 @@ async def test_service_when_groups_arrive_trains_publishes_and_answers_on_every_
     run_id = await trainer.make_run(model)
     await trainer.until(run_id, "published_version", 0)
     channel = connect(f"127.0.0.1:{trainer.rpc_port}", token=TOKEN)
-    stub = trainer_pb2_grpc.TrainerServiceStub(channel)
+    stub = trainer_pb2_grpc.TrainerServiceStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
     listed = await call(
         stub.ListRuns, trainer_pb2.ListRunsRequest(states=[trainer_pb2.RUN_STATE_RUNNING]), timeout_s=10
     )
@@ -247,12 +247,12 @@ async def test_service_when_groups_arrive_trains_publishes_and_answers_on_every_
 async def test_kill_9_when_it_comes_at_any_moment_trains_each_episode_exactly_once(
     trainer: TrainerProcess, queue: RedisQueue, model: Path
 ) -> None:
-    num_groups, source = 12, random.Random(0)
+    num_groups, source = 8, random.Random(0)
     run_id = await trainer.make_run(model, num_steps=num_groups)
     members = [member for group in range(num_groups) for member in group_of(run_id, group)]
     source.shuffle(members)
     sent: list[Trajectory] = []
-    for death in range(3):
+    for death in range(2):
         until_version = (death + 1) * 3
         # More than is trained before the death, some of it twice, so that the death leaves much owed.
         while len(sent) < 2 * until_version + 6 and members:
@@ -278,7 +278,7 @@ async def test_kill_9_when_it_comes_at_any_moment_trains_each_episode_exactly_on
     )
     await until_nothing_is_owed(queue, run_id)
     folders = sorted(path.name for path in (trainer.folder / "checkpoints" / run_id).iterdir())
-    assert folders == ["v000010", "v000011", "v000012"]
+    assert folders == ["v000006", "v000007", "v000008"]
 
 
 def _whole_groups(members: list[Trajectory]) -> int:

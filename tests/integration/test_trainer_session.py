@@ -1,6 +1,7 @@
 """Runs from request to served weights, in this process, with a real model and real SQL."""
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from practicum.queue.memory import MemoryQueue
 from practicum.queue.streams import trajectories as stream_of
 from practicum.trajectory import Outcome
 from services.trainer.checkpoints.manifest import verify_folder
+from services.trainer.megatron.backend import MegatronBackend
 from services.trainer.spec import RunState
 from services.trainer.store import TrainerStore
 from services.trainer.store.records import CheckpointRecord
@@ -252,6 +254,55 @@ async def test_F21_run_when_one_batch_is_unusable_goes_on_with_the_next(tmp_path
         assert (body["weight_version"], body["groups_consumed"]) == (1, 2)
 
 
+class FullDisk(MegatronBackend):
+    """A backend whose disk is full until somebody makes room."""
+
+    is_full = True
+
+    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+        """Write half of it, then fail."""
+        super().export(folder, dtype=dtype)
+        if FullDisk.is_full:
+            (folder / "model.safetensors").unlink()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_F14_step_when_the_disk_is_full_waits_visibly_and_goes_on_when_there_is_room(
+    tmp_path: Path, model: Path
+) -> None:
+    FullDisk.is_full = True
+    async with serving(tmp_path, load_backend=FullDisk.load) as trainer:
+        run_id = await trainer.make_run(model, num_steps=1)
+        await send_group(trainer, run_id, 0)
+        body = await trainer.until(
+            run_id, lambda body: bool(body["activity"]) and "No space left" in body["activity"]["problem"]
+        )
+        assert (body["state"], body["weight_version"], body["activity"]["phase"]) == (
+            "running",
+            0,
+            "committing",
+        )
+        FullDisk.is_full = False
+        body = await trainer.until(run_id, lambda body: body["state"] == "completed")
+        assert body["steps"][0]["trajectories"] == 2
+        names = sorted(path.name for path in (tmp_path / "checkpoints" / run_id).iterdir())
+        assert names == ["v000000", "v000001"]
+
+
+async def test_F14_step_when_the_disk_stays_full_fails_the_run_and_keeps_the_last_checkpoint(
+    tmp_path: Path, model: Path
+) -> None:
+    FullDisk.is_full = True
+    async with serving(tmp_path, load_backend=FullDisk.load, checkpoint_patience_s=0.05) as trainer:
+        run_id = await trainer.make_run(model, num_steps=1)
+        await send_group(trainer, run_id, 0)
+        body = await trainer.until(run_id, lambda body: body["state"] == "failed")
+        assert "No space left on device" in body["error"]
+        (kept,) = await trainer.store.checkpoints.kept(run_id)
+        verify_folder(Path(kept.path), manifest_sha256=kept.manifest_sha256)
+        assert [path.name for path in (tmp_path / "checkpoints" / run_id).iterdir()] == ["v000000"]
+
+
 # Crashes between the parts of a step. A crash in this process is an error out of the part concerned;
 # the restart is a new service over the same files and the same queue.
 
@@ -266,6 +317,22 @@ class AckFails(MemoryQueue):
         if self.failing and entry_ids:
             raise QueueError("connection lost")
         await super().ack(stream, group, entry_ids)
+
+
+async def test_restart_when_the_database_is_postgresql_goes_on_from_the_last_step(
+    tmp_path: Path, model: Path, postgres_url: str
+) -> None:
+    queue = MemoryQueue(claim_after_s=1e9)
+    async with serving(tmp_path, queue=queue, database_url=postgres_url) as trainer:
+        run_id = await trainer.make_run(model)
+        await send_group(trainer, run_id, 0)
+        await trainer.send(trajectory(run_id=run_id, group=1, episode=0, reward=0.0))
+        await trainer.until(run_id, lambda body: body["weight_version"] == 1)
+    async with serving(tmp_path, queue=queue, database_url=postgres_url) as trainer:
+        await trainer.send(trajectory(run_id=run_id, group=1, episode=1, reward=1.0))
+        body = await trainer.until(run_id, lambda body: body["state"] == "completed")
+        assert [step["trajectories"] for step in body["steps"]] == [2, 2]
+        assert body["steps"][1]["updated"]
 
 
 async def test_F18_restart_when_the_step_committed_but_was_not_acknowledged_trains_nothing_twice(

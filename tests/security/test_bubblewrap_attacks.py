@@ -36,7 +36,9 @@ async def inside(sandbox: Sandbox, code: str, limits: SandboxLimits = LIMITS, wa
 
 def outside(code: str) -> str:
     """What the same code prints in a plain process of the host."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
     return done.stdout
 
 
@@ -59,7 +61,7 @@ def witness() -> Iterator[subprocess.Popen[bytes]]:
 async def test_attack_tcp_to_the_host(sandbox: Sandbox, listener: socket.socket) -> None:
     code = (
         "import socket\ntry:\n"
-        f"    socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), timeout=1); print('reached')\n"
+        f"    socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), timeout=1); print('reached')\n"  # noqa: E501
         "except OSError: print('held')\n"
     )
     assert outside(code) == "reached\n"
@@ -71,7 +73,7 @@ async def test_attack_abstract_socket_of_the_host(sandbox: Sandbox) -> None:
         server.bind(b"\0practicum-attack")
         server.listen()
         code = (
-            "import socket\ntry:\n    socket.socket(socket.AF_UNIX).connect(b'\\0practicum-attack'); print('reached')\n"
+            "import socket\ntry:\n    socket.socket(socket.AF_UNIX).connect(b'\\0practicum-attack'); print('reached')\n"  # noqa: E501
             "except OSError: print('held')\n"
         )
         assert outside(code) == "reached\n"
@@ -88,7 +90,7 @@ async def test_attack_write_to_the_host(sandbox: Sandbox, tmp_path: Path) -> Non
 
 async def test_attack_change_the_system(sandbox: Sandbox) -> None:
     code = (
-        "import os\nfor place in ('/', '/usr/bin', '/etc', '/dev', '/opt/practicum/inside', os.path.dirname(os.__file__)):\n"
+        "import os\nfor place in ('/', '/usr/bin', '/etc', '/dev', '/opt/practicum/inside', os.path.dirname(os.__file__)):\n"  # noqa: E501
         "    try:\n        open(place + '/owned', 'w'); print('wrote', place)\n    except OSError: pass\n"
         "for place in ('/tmp', '/work'):\n    open(place + '/owned', 'w'); print('may', place)\n"
     )
@@ -97,7 +99,7 @@ async def test_attack_change_the_system(sandbox: Sandbox) -> None:
 
 async def test_attack_read_files_of_the_host(sandbox: Sandbox) -> None:
     secret = Path(__file__)
-    code = f"import os\nprint(os.path.exists({str(secret)!r}), os.path.exists('/etc/passwd'), os.listdir('/work'))"
+    code = f"import os\nprint(os.path.exists({str(secret)!r}), os.path.exists('/etc/passwd'), os.listdir('/work'))"  # noqa: E501
     assert outside(f"import os\nprint(os.path.exists({str(secret)!r}))") == "True\n"
     assert (await inside(sandbox, code)).output == "False False []\n"
 
@@ -119,7 +121,7 @@ async def test_attack_read_the_environment_of_the_host(
     code = (
         "import glob, os\nfound = 'secret-of-the-host' in str(os.environ)\n"
         "for path in glob.glob('/proc/[0-9]*/environ'):\n"
-        "    try: found = found or 'secret-of-the-host' in open(path).read()\n    except OSError: pass\nprint(found)\n"
+        "    try: found = found or 'secret-of-the-host' in open(path).read()\n    except OSError: pass\nprint(found)\n"  # noqa: E501
     )
     assert outside(code) == "True\n"
     assert (await inside(sandbox, code)).output == "False\n"
@@ -137,9 +139,7 @@ async def test_attack_memory_over_all_processes(sandbox: Sandbox) -> None:
 
 
 async def test_attack_memory_through_files(sandbox: Sandbox) -> None:
-    code = (
-        "for n in range(40):\n    with open(f'/tmp/{n}', 'wb') as f: f.write(b'x' * (10 << 20))\nprint('wrote 400 MiB')\n"
-    )
+    code = "for n in range(40):\n    with open(f'/tmp/{n}', 'wb') as f: f.write(b'x' * (10 << 20))\nprint('wrote 400 MiB')\n"  # noqa: E501
     ran = await inside(sandbox, code)
     assert "wrote 400 MiB" not in ran.output
     assert ran.limit_hit == "memory" or "No space left" in ran.output
@@ -147,7 +147,7 @@ async def test_attack_memory_through_files(sandbox: Sandbox) -> None:
 
 async def test_attack_processes(sandbox: Sandbox) -> None:
     code = (
-        "import os, time\nmade = 0\ntry:\n    while made < 150:\n        if os.fork() == 0:\n            time.sleep(3)\n"
+        "import os, time\nmade = 0\ntry:\n    while made < 150:\n        if os.fork() == 0:\n            time.sleep(3)\n"  # noqa: E501
         "            os._exit(0)\n        made += 1\nexcept OSError: pass\nprint(made)\n"
     )
     assert int((await inside(sandbox, code, GENEROUS)).output) == 150
@@ -192,13 +192,13 @@ async def test_attack_another_session(sandbox: Sandbox) -> None:
     first = await sandbox.open("a", LIMITS)
     second = await sandbox.open("b", LIMITS)
     plant = (
-        "import os, socket\nfor place in ('/tmp', '/dev/shm', '/work'):\n    open(place + '/planted', 'w').write('x')\n"
-        "server = socket.socket(socket.AF_UNIX)\nserver.bind(b'\\0planted')\nserver.listen()\nprint('planted')\n"
+        "import os, socket\nfor place in ('/tmp', '/dev/shm', '/work'):\n    open(place + '/planted', 'w').write('x')\n"  # noqa: E501
+        "server = socket.socket(socket.AF_UNIX)\nserver.bind(b'\\0planted')\nserver.listen()\nprint('planted')\n"  # noqa: E501
         "import time\ntime.sleep(1)\n"
     )
     look = (
-        "import os, socket\nprint([p for p in ('/tmp', '/dev/shm', '/work') if os.path.exists(p + '/planted')])\n"
-        "try: socket.socket(socket.AF_UNIX).connect(b'\\0planted'); print('reached')\nexcept OSError: print('held')\n"
+        "import os, socket\nprint([p for p in ('/tmp', '/dev/shm', '/work') if os.path.exists(p + '/planted')])\n"  # noqa: E501
+        "try: socket.socket(socket.AF_UNIX).connect(b'\\0planted'); print('reached')\nexcept OSError: print('held')\n"  # noqa: E501
     )
     async with asyncio.TaskGroup() as both:
         planting = both.create_task(first.run_python(plant, wall_s=5))
@@ -209,12 +209,14 @@ async def test_attack_another_session(sandbox: Sandbox) -> None:
     await second.close()
     assert planting.result().output == "planted\n"
     assert looking.result().output == "[]\nheld\n"
-    assert left.output.startswith("['/tmp', '/dev/shm', '/work']")  # the attack can succeed: in its own session
+    assert left.output.startswith(
+        "['/tmp', '/dev/shm', '/work']"
+    )  # the attack can succeed: in its own session
 
 
 async def test_attack_the_supervisor(sandbox: Sandbox) -> None:
     code = (
-        "import ctypes, os, signal\nfor n in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV):\n"
+        "import ctypes, os, signal\nfor n in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV):\n"  # noqa: E501
         "    os.kill(1, n)\nlibc = ctypes.CDLL(None)\nprint(libc.ptrace(16, 1, 0, 0))\n"
         "try: open('/proc/1/mem', 'rb'); print('memory')\nexcept OSError: print('held')\n"
         "print(os.listdir('/proc/self/fd'))\n"
@@ -230,16 +232,18 @@ async def test_attack_the_supervisor(sandbox: Sandbox) -> None:
 async def test_attack_privileges(sandbox: Sandbox) -> None:
     code = (
         "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
-        "print(libc.unshare(0x10000000), libc.mount(b'tmpfs', b'/usr', b'tmpfs', 0, None), libc.umount2(b'/work', 2))\n"
+        "print(libc.unshare(0x10000000), libc.mount(b'tmpfs', b'/usr', b'tmpfs', 0, None), libc.umount2(b'/work', 2))\n"  # noqa: E501
         "status = dict(l.split(':', 1) for l in open('/proc/self/status') if ':' in l)\n"
-        "print({status[n].strip() for n in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')}, status['NoNewPrivs'].strip())\n"
+        "print({status[n].strip() for n in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')}, status['NoNewPrivs'].strip())\n"  # noqa: E501
     )
     assert (await inside(sandbox, code)).output == "-1 -1 -1\n{'0000000000000000'} 1\n"
 
 
 async def test_attack_forged_frames_reach_nobody(sandbox: Sandbox) -> None:
     # Whatever descriptors the policy writes to, the next call is answered by the supervisor.
-    code = "import os\nfor fd in range(3, 300):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\n"
+    code = (
+        "import os\nfor fd in range(3, 300):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\n"
+    )
     session = await sandbox.open("frames", LIMITS)
     await session.run_python(code, wall_s=5)
     assert (await session.run_python("print('well')", wall_s=5)).output == "well\n"

@@ -43,7 +43,9 @@ def test_task_when_generated_then_it_has_the_shape_of_the_rest_body(suite: dict[
     task = suite["tasks"][0]
     assert set(task) == {"name", "split", "instruction", "workspace", "tools", "grader", "tags"}
     assert task["name"].startswith("first-bugs/train/0000-")
-    assert task["grader"]["editable"] == [path for path in task["workspace"]["files"] if not path.startswith("test_")]
+    assert task["grader"]["editable"] == [
+        path for path in task["workspace"]["files"] if not path.startswith("test_")
+    ]
     assert json.loads(json.dumps(suite)) == suite
 
 
@@ -72,7 +74,9 @@ def test_workspace_when_generated_then_holds_neither_hidden_tests_nor_the_fix(
 def test_splits_when_compared_then_share_no_module(instances: list[Instance]) -> None:
     train, heldout = instances[:NUM_TRAIN], instances[NUM_TRAIN:]
     for text in ("fixed", "broken"):
-        shared = {normalised(getattr(i, text)) for i in train} & {normalised(getattr(i, text)) for i in heldout}
+        shared = {normalised(getattr(i, text)) for i in train} & {
+            normalised(getattr(i, text)) for i in heldout
+        }
         assert not shared
 
 

@@ -74,6 +74,12 @@ class BubblewrapSandbox:
             "privileges": "no capability, no_new_privs, no further user namespace",
         }
 
+    def root_pid(self) -> int:
+        """The process below which every sandbox runs, for measuring. Raises `SandboxError`."""
+        if self._server is None:
+            raise SandboxError("the sandbox backend has not started")
+        return self._server.pid
+
     async def close(self) -> None:
         """See `base.Sandbox`."""
         self._closed = True

@@ -35,6 +35,11 @@ class ForkServer:
         control.setblocking(False)
         asyncio.get_running_loop().add_reader(control, self._on_message)
 
+    @property
+    def pid(self) -> int:
+        """The process of bubblewrap itself."""
+        return self._process.pid
+
     async def started(self) -> None:
         """Waits until pytest is warm. Raises `SandboxError` with the child's last words."""
         try:

@@ -128,7 +128,7 @@ def demonstration_router(
         )
         stored = DemonstrationsCreated.model_validate_json(answer)
         if stored.demonstration_id == demonstration.demonstration_id:
-            player.begin(demonstration.demonstration_id)
+            await player.begin(demonstration.demonstration_id)
         return Response(answer, status_code=202, media_type="application/json")
 
     @router.get("/demonstrations/{demonstration_id}", summary="How far a set of demonstrations is")

@@ -1,6 +1,5 @@
 """`RolloutService`: the trainer's way to the engines."""
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -30,13 +29,11 @@ class RolloutServicer(RolloutServiceServicer):
         publisher: WeightPublisher,
         follower: RunFollower,
         trainer: Trainer,
-        wake: asyncio.Event,
     ) -> None:
         self._pool = pool
         self._publisher = publisher
         self._follower = follower
         self._trainer = trainer
-        self._wake = wake  # set when groups may be started
 
     async def PublishWeights(
         self, request: pb.PublishWeightsRequest, context: Context
@@ -45,7 +42,7 @@ class RolloutServicer(RolloutServiceServicer):
         publication = _publication(request)
         await self._refuse_takeover(publication.run_id)
         report = await self._publisher.publish(publication)
-        self._wake.set()
+        self._follower.look_now()
         return pb.PublishWeightsResponse(
             ok=report.ok,
             weight_version=report.weight_version,

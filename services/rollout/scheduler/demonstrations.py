@@ -59,10 +59,9 @@ class DemonstrationPlayer:
         if len(self._seen) >= MAX_RUNNING or self._asked.full():
             raise Overloaded(f"{MAX_RUNNING} demonstration sets are being played", retry_after_s=10)
 
-    def begin(self, demonstration_id: str) -> None:
+    async def begin(self, demonstration_id: str) -> None:
         """Play a stored set soon; asking twice is no error."""
-        self.check_room()
-        self._asked.put_nowait(demonstration_id)
+        await self._asked.put(demonstration_id)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; what is not done is taken up at the next start."""

@@ -106,7 +106,7 @@ class EvaluationPlayer:
                 for position in range(request["samples_per_task"])
             ]
         await self._store.create(evaluation, members)
-        self._asked.put_nowait((evaluation, False))
+        await self._asked.put((evaluation, False))
         return evaluation
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -7,6 +7,7 @@ a paused one finishes those in flight.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -78,7 +79,7 @@ class RunFollower:
         self._followed: dict[str, _Followed] = {}
         self._away: set[str] = set()  # runs with open episodes here that the trainer does not list as running
         self._complaint = ""
-        self._polled_at_s = -1e9
+        self._polled_at_s = -math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; episodes in flight are then left to the next start, as attempt + 1."""
@@ -112,6 +113,11 @@ class RunFollower:
         self._away.discard(run_id)
         log.info("run.cancelled", run_id=run_id, episodes=len(ids))
         return len(ids)
+
+    def look_now(self) -> None:
+        """Ask the trainer at once: a version was published, so groups may be waiting to start."""
+        self._polled_at_s = -math.inf
+        self._capacity.freed.set()
 
     def follows(self, run_id: str) -> bool:
         """Whether the run was running at the last look."""

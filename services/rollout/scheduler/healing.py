@@ -27,7 +27,7 @@ class WeightHealer:
         pool: EnginePool,
         publisher: WeightPublisher,
         clock: Clock,
-        patience_s: float = 15.0,
+        patience_s: float,
     ) -> None:
         self._trainer = trainer
         self._pool = pool

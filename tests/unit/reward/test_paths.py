@@ -62,7 +62,8 @@ def test_a_steering_file_that_the_task_names_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/etc/x", "a/../b", "../b", "./a", "a//b", "a/", ".git/config", "a/.GIT/x", "a\\b", "a\0", "\ud800"]
+    "path",
+    ["", "/etc/x", "a/../b", "../b", "./a", "a//b", "a/", ".git/config", "a/.GIT/x", "a\\b", "a\0", "\ud800"],
 )
 def test_paths_that_leave_or_hide_are_refused(path: str) -> None:
     assert path_refusal(path)

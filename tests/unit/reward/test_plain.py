@@ -84,10 +84,12 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024
+Pair = namedtuple("Pair", "a b")
 
 
-@pytest.mark.parametrize("value", [Equal(0), Colour.RED, Pair(1, 2), OrderedDict(a=1), object(), len, [Equal(1)]])
+@pytest.mark.parametrize(
+    "value", [Equal(0), Colour.RED, Pair(1, 2), OrderedDict(a=1), object(), len, [Equal(1)]]
+)
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(NotPlain, match="is not plain data"):
         encode(value)
@@ -103,7 +105,9 @@ def test_depth_and_size_are_bounded() -> None:
         encode([0] * 300_000)
 
 
-@pytest.mark.parametrize("encoded", [{"t": "os"}, {"t": "date", "v": "x"}, {"t": "set", "v": [{"t": "list", "v": []}]}, []])
+@pytest.mark.parametrize(
+    "encoded", [{"t": "os"}, {"t": "date", "v": "x"}, {"t": "set", "v": [{"t": "list", "v": []}]}, []]
+)
 def test_nonsense_is_refused(encoded: object) -> None:
     with pytest.raises(NotPlain):
         decode(encoded)

@@ -18,9 +18,9 @@ def reason(test: str, workspace: dict[str, str] | None = None) -> str:
         "from m import f\n\ndef test_1():\n    assert f(1) == 1\n",
         "from m import f as h, g\n\ndef test_1():\n    assert h(g(1)) == 1\n",
         "import m\n\ndef test_1():\n    assert m.f(1) == 1\n",
-        "import pytest\nfrom m import f\n\n@pytest.mark.parametrize(('a', 'b'), [(1, 1)])\ndef test_1(a, b):\n    assert f(a) == b\n",
-        "import pytest\nfrom m import f\n\ndef test_1():\n    with pytest.raises(ValueError):\n        f(1)\n",
-        "import pytest\nfrom m import f\n\n@pytest.fixture\ndef n():\n    return 1\n\ndef test_1(n):\n    assert f(n) == 1\n",
+        "import pytest\nfrom m import f\n\n@pytest.mark.parametrize(('a', 'b'), [(1, 1)])\ndef test_1(a, b):\n    assert f(a) == b\n",  # noqa: E501
+        "import pytest\nfrom m import f\n\ndef test_1():\n    with pytest.raises(ValueError):\n        f(1)\n",  # noqa: E501
+        "import pytest\nfrom m import f\n\n@pytest.fixture\ndef n():\n    return 1\n\ndef test_1(n):\n    assert f(n) == 1\n",  # noqa: E501
     ],
 )
 def test_calls_of_functions_run_apart(test: str) -> None:

@@ -6,7 +6,14 @@ import pytest
 
 from services.reward.sandbox.base import Ran, Sandbox, TestRecord, TestRun
 from services.reward.sandbox.inside.processes import HeadAndTail
-from services.reward.tools.calls import BadCall, ToolResult, bash_answer, call_tool, parse_call, run_tests_answer
+from services.reward.tools.calls import (
+    BadCall,
+    ToolResult,
+    bash_answer,
+    call_tool,
+    parse_call,
+    run_tests_answer,
+)
 from services.reward.tools.schemas import TOOLS, ToolName
 from tests.fixtures.reward import BROKEN, LIMITS, TESTS, files
 
@@ -58,7 +65,9 @@ def ran(**changes: object) -> Ran:
         (ran(exit_status=None), ToolResult(output="[ended by a signal]", is_error=True)),
         (
             ran(exit_status=1, output="MemoryError"),
-            ToolResult(output="MemoryError\n[limit: memory]\n[exit status 1]", is_error=True, limit_hit="memory"),
+            ToolResult(
+                output="MemoryError\n[limit: memory]\n[exit status 1]", is_error=True, limit_hit="memory"
+            ),
         ),
     ],
 )
@@ -90,8 +99,14 @@ def test_test_answers(records: list[TestRecord], text: str) -> None:
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        (TestRun(ran=ran(limit_hit="wall"), num_files=1, collected=(), records=(), ended=None), "longer than 5 s"),
-        (TestRun(ran=ran(limit_hit="memory"), num_files=1, collected=(), records=(), ended=None), "limit memory"),
+        (
+            TestRun(ran=ran(limit_hit="wall"), num_files=1, collected=(), records=(), ended=None),
+            "longer than 5 s",
+        ),
+        (
+            TestRun(ran=ran(limit_hit="memory"), num_files=1, collected=(), records=(), ended=None),
+            "limit memory",
+        ),
         (TestRun(ran=ran(), num_files=0, collected=(), records=(), ended=None), "no test files"),
         (TestRun(ran=ran(), num_files=1, collected=(), records=(), ended=None), "ended early"),
     ],

@@ -131,7 +131,7 @@ async def test_generation_when_the_engine_restarted_with_other_weights_takes_it_
         assert not pool.engines[0].is_routable
 
 
-def test_health_when_probes_are_mixed_changes_after_three_failures_and_two_successes() -> None:
+def test_F15_health_when_probes_are_mixed_changes_after_three_failures_and_two_successes() -> None:
     gate = HealthGate()
     changes = [gate.record(healthy) for healthy in (True, False, True, True)]
     assert changes == [False, False, False, True]

@@ -131,7 +131,7 @@ async def test_publish_when_the_folder_cannot_be_loaded_restores_the_last() -> N
         assert made.pool.engines[0].is_routable
 
 
-async def test_publish_when_a_later_engine_fails_takes_it_out_until_it_reloads() -> None:
+async def test_D07_publish_when_a_later_engine_fails_takes_it_out_until_it_reloads() -> None:
     async with setup(2) as made:
         del made.engines[1].logprob["/models/v1"]
         report = await made.publish()

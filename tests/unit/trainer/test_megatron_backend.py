@@ -159,6 +159,28 @@ def test_train_when_tokens_are_rejected_then_they_leave_the_denominator(folder: 
     assert alone.mismatch_kl < 1e-8
 
 
+def test_trajectory_mean_when_tokens_are_rejected_then_each_mean_divides_by_the_kept(
+    folder: Path, load: Load
+) -> None:
+    objective = PolicyObjective(
+        off_policy=OffPolicy.MASK, old_policy=OldPolicy.RECOMPUTED, aggregation=Aggregation.TRAJECTORY_MEAN
+    )
+    rows = [row for row in random_rows(4, shared=0) if row.trained_T.any()]
+    scored = load(folder).score([row.ids_T for row in rows])
+    kept, rejecting = [], []
+    for index, (row, logprobs_T) in enumerate(zip(rows, scored, strict=True)):
+        exact_T = np.where(row.trained_T, logprobs_T, 0).astype(np.float32)
+        rejected_T = row.trained_T & (np.arange(row.ids_T.size) % 3 == index % 3)
+        kept.append(replace(row, trained_T=row.trained_T & ~rejected_T, rollout_logprobs_T=exact_T))
+        far_T = (exact_T - 9 * rejected_T).astype(np.float32)
+        rejecting.append(replace(row, rollout_logprobs_T=far_T))
+    expected = load(folder).train(kept, objective)
+    result = load(folder, microbatch_tokens=50).train(rejecting, objective)
+    assert result.num_tokens_rejected > 0
+    assert result.num_tokens_trained == expected.num_tokens_trained
+    assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+
+
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1), (0.0, 0)])
 def test_C27_train_moves_the_sampled_token_the_way_of_its_advantage(
     advantage: float, sign: int, folder: Path, load: Load
@@ -184,9 +206,12 @@ def test_load_state_then_continues_bit_for_bit(
     straight = load(folder, precision=precision, optimizer=config)
     for _ in range(2):
         straight.train(rows, PolicyObjective())
+    torch.rand(5)  # so that the random state is not the one a fresh load starts from
     straight.save_state(tmp_path / "state")
+    drawn = torch.rand(3)
     resumed = load(folder, precision=precision, optimizer=config)
     resumed.load_state(tmp_path / "state")
+    assert torch.equal(torch.rand(3), drawn)
     assert resumed.step == 2
     assert resumed.learning_rate == straight.learning_rate
     for _ in range(2):

@@ -27,7 +27,6 @@ MESSAGE_CHARS = 300
 # What no run needs; each costs time at the start or in every test.
 _NEVER = (
     "cacheprovider",
-    "debugging",
     "doctest",
     "faulthandler",
     "junitxml",
@@ -42,7 +41,16 @@ _NEVER = (
 )
 
 # What tests without built-in fixtures do not need either.
-_NOT_WHEN_LEAN = ("capture", "logging", "monkeypatch", "recwarn", "tmpdir", "unittest", "warnings")
+_NOT_WHEN_LEAN = (
+    "capture",
+    "debugging",
+    "logging",
+    "monkeypatch",
+    "recwarn",
+    "tmpdir",
+    "unittest",
+    "warnings",
+)
 
 
 class Recorder:

@@ -1,0 +1,157 @@
+"""The grading worker on a queue in memory: what it publishes, and that a redelivery changes nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from practicum.clock import SystemClock
+from practicum.db.engine import create_engine
+from practicum.db.migrate import upgrade
+from practicum.queue.base import Entry
+from practicum.queue.memory import MemoryQueue
+from practicum.queue.streams import EVENTS, GRADING, trajectories
+from practicum.trajectory import Outcome, Trajectory
+from practicum.v1 import events_pb2, reward_pb2, trajectory_pb2
+from practicum.wire import trajectory_from_pb
+from services.reward.graders.base import Task, Verdict
+from services.reward.graders.tests import TestsGrader
+from services.reward.grading import Grading
+from services.reward.metrics import RewardMetrics
+from services.reward.sandbox.base import Changes
+from services.reward.store import MIGRATIONS
+from services.reward.store.grades import GradeStore
+from services.reward.worker.consumer import GROUP, GradingWorker
+from tests.fixtures.reward import FIXED, LIMITS, changed, grade_request, make_task, make_trajectory
+
+
+class CountingGrader:
+    """Grades with the real grader and counts."""
+
+    def __init__(self, grader: TestsGrader) -> None:
+        self._grader = grader
+        self.num_graded = 0
+
+    async def grade(self, grading_id: str, task: Task, changes: Changes) -> Verdict:
+        self.num_graded += 1
+        return await self._grader.grade(grading_id, task, changes)
+
+
+class Rig:
+    """A worker with everything around it."""
+
+    def __init__(self, grader: TestsGrader, store: GradeStore) -> None:
+        self.queue = MemoryQueue(claim_after_s=1.5, max_deliveries=2)
+        self.grader = CountingGrader(grader)
+        self.store = store
+        self.worker = GradingWorker(
+            queue=self.queue,
+            grading=Grading(
+                graders={"tests": self.grader},
+                metrics=RewardMetrics(CollectorRegistry()),
+                clock=SystemClock(),
+            ),
+            store=store,
+            clock=SystemClock(),
+            defaults=LIMITS,
+            consumer="reward-0",
+            concurrency=4,
+        )
+
+    async def read(self, stream: str, num_entries: int) -> list[Entry]:
+        entries: list[Entry] = []
+        async with asyncio.timeout(20):
+            while len(entries) < num_entries:
+                found = await self.queue.read(stream, "test", "test", max_entries=10, wait_s=1)
+                await self.queue.ack(stream, "test", [entry.entry_id for entry in found])
+                entries += found
+        return entries
+
+    async def graded(self, num_entries: int, run_id: str = "run_1") -> list[Trajectory]:
+        entries = await self.read(trajectories(run_id), num_entries)
+        return [trajectory_from_pb(entry.unpack(trajectory_pb2.Trajectory)) for entry in entries]
+
+    async def run(self) -> None:
+        stop = asyncio.Event()
+        working = asyncio.create_task(self.worker.run(stop))
+        async with asyncio.timeout(20):
+            while (depth := await self.queue.depth(GRADING, GROUP)).undelivered or depth.pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        stop.set()
+        await working
+
+
+@pytest.fixture
+async def rig(grader: TestsGrader, tmp_path: Path) -> AsyncIterator[Rig]:
+    url = f"sqlite:///{tmp_path}/reward.sqlite"
+    await asyncio.to_thread(upgrade, url, MIGRATIONS)
+    engine = create_engine(url)
+    yield Rig(grader, GradeStore(engine))
+    await engine.dispose()
+
+
+async def test_graded_trajectories_reach_the_trainer_and_the_events(rig: Rig) -> None:
+    await rig.queue.publish(GRADING, grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED})))
+    await rig.queue.publish(GRADING, grade_request(make_trajectory("ep_2-1"), Changes()))
+    await rig.run()
+    graded = {one.trajectory_id: one for one in await rig.graded(2)}
+    assert {name: one.reward for name, one in graded.items()} == {"ep_1-1": 1.0, "ep_2-1": 0.0}
+    for one in graded.values():
+        one.check()
+        assert one.outcome is Outcome.COMPLETED
+    events = [entry.unpack(events_pb2.TrajectoryGraded) for entry in await rig.read(EVENTS, 2)]
+    assert {event.trajectory_id: event.grade.reward for event in events} == {"ep_1-1": 1.0, "ep_2-1": 0.0}
+    assert (await rig.store.get("ep_1-1")).grade == graded["ep_1-1"].grade
+
+
+async def test_a_redelivery_publishes_the_stored_grade_and_grades_nothing(rig: Rig) -> None:
+    request = grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED}))
+    for _ in range(3):
+        await rig.queue.publish(GRADING, request)
+        await rig.run()
+    assert rig.grader.num_graded == 1
+    assert [one.reward for one in await rig.graded(3)] == [1.0, 1.0, 1.0]
+
+
+async def test_an_evaluation_is_not_trained_on(rig: Rig) -> None:
+    await rig.queue.publish(GRADING, grade_request(make_trajectory("ep_1-1", run_id=""), Changes()))
+    await rig.run()
+    event = (await rig.read(EVENTS, 1))[0]
+    assert event.unpack(events_pb2.TrajectoryGraded).grade.reward == 0.0
+    assert (await rig.queue.depth(trajectories(""), "test")).undelivered == 0
+
+
+async def test_a_task_nobody_can_grade_has_no_reward_and_closes_its_group(rig: Rig) -> None:
+    request = grade_request(make_trajectory("ep_1-1"), Changes())
+    request.task.grader.kind = "oracle"
+    await rig.queue.publish(GRADING, request)
+    await rig.run()
+    graded = (await rig.graded(1))[0]
+    assert (graded.reward, graded.outcome) == (None, Outcome.INFRA_FAILED)
+    assert "oracle" in graded.error
+    graded.check()
+
+
+async def test_an_unreadable_entry_goes_to_the_dead_letters_and_stops_nobody(rig: Rig) -> None:
+    await rig.queue.publish(GRADING, events_pb2.RunChanged(run_id="run_1"))
+    await rig.queue.publish(GRADING, grade_request(make_trajectory("ep_1-1"), Changes()))
+    await rig.run()
+    # at least once: a slow machine may see it twice
+    assert {one.trajectory_id for one in await rig.graded(1)} == {"ep_1-1"}
+    assert len(await rig.queue.dead_letters(GRADING, GROUP)) == 1
+
+
+async def test_a_policy_that_hangs_does_not_hold_up_the_others(rig: Rig) -> None:
+    task = make_task(timeout_s=1.0)
+    hang = changed({"calc.py": "def add(a, b):\n    while True: pass\n"})
+    requests: list[reward_pb2.GradeRequest] = [grade_request(make_trajectory("ep_0-1"), hang, task)]
+    requests += [
+        grade_request(make_trajectory(f"ep_{n}-1"), changed({"calc.py": FIXED})) for n in range(1, 5)
+    ]
+    for request in requests:
+        await rig.queue.publish(GRADING, request)
+    await rig.run()
+    order = [one.trajectory_id for one in await rig.graded(5)]
+    assert order.index("ep_0-1") == 4
