@@ -157,7 +157,7 @@ async def bench(rounds: int) -> tuple[dict[str, Cost], dict[str, float]]:
     sandbox = BubblewrapSandbox()
     await sandbox.start()
     root = sandbox.root_pid()
-    grader = TestsGrader(clean_room=CleanRoom(sandbox=sandbox))
+    grader = TestsGrader(clean_room=CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(8)))
     fixed = Changes(changed=(File(path="calc.py", content=FIXED),))
 
     async def open_close(number: int) -> None:

@@ -189,17 +189,18 @@ async def follow_run(context: DemoContext, run_id: str, label: str) -> Json:
             name = "loss" if answer["stage"] == "sft" else "reward_mean"
             value = answer["steps"][-1][name]  # None = not finite, or nothing graded
             text += f" · {name.removesuffix('_mean')} {'none' if value is None else f'{value:.2f}'}"
-        context.progress.update(bar, completed=len(answer["steps"]), description=text)
+        context.progress.update(bar, completed=answer["weight_version"], description=text)
 
     def is_done(answer: Json) -> bool:
         if answer["state"] == "completed":
             return bool(answer["stage"] == "sft" or answer["published_version"] == answer["weight_version"])
         return answer["state"] in TERMINAL_STATES
 
-    answer = await poll_until(lambda: context.client.trainer("GET", f"/v1/runs/{run_id}"), is_done, show)
+    path = f"/v1/runs/{run_id}"
+    answer = await poll_until(lambda: context.client.trainer("GET", path, last_steps=1), is_done, show)
     if answer["state"] != "completed":
         raise PracticumError(f"the run {answer['state']}: {answer['error']}")
-    return answer
+    return await context.client.trainer("GET", path, last_steps=answer["num_steps"])
 
 
 async def graded_so_far(context: DemoContext) -> float:

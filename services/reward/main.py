@@ -7,6 +7,7 @@ may serve), episodes' sessions, graders, the store (SQL), the queue (Redis), the
 import asyncio
 from functools import partial
 
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from practicum.clock import SystemClock
@@ -67,7 +68,8 @@ async def serve(settings: RewardSettings) -> None:
         idle_timeout_s=settings.reward_idle_timeout_s,
         gauge=metrics.open_sessions,
     )
-    graders = {tests.NAME: tests.TestsGrader(clean_room=CleanRoom(sandbox=sandbox))}
+    clean_room = CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(settings.reward_grading_concurrency))
+    graders = {tests.NAME: tests.TestsGrader(clean_room=clean_room)}
     grading = Grading(graders=graders, metrics=metrics, clock=clock)
     worker = GradingWorker(
         queue=queue,
@@ -135,7 +137,8 @@ def main() -> None:
     settings = RewardSettings()
     configure_logs("reward", settings.log_level)
     try:
-        asyncio.run(serve(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings))
     except SandboxError as error:
         log.error("reward.refused_to_serve", error=str(error))
         raise SystemExit(f"the reward service does not serve: {error}") from None

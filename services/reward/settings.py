@@ -11,7 +11,9 @@ class RewardSettings(ServiceSettings):
     reward_instance: str = Field(
         default="reward", min_length=1, description="The consumer name; one of its own for every process."
     )
-    reward_grading_concurrency: int = Field(default=4, ge=1, le=256, description="Gradings at a time.")
+    reward_grading_concurrency: int = Field(
+        default=4, ge=1, le=256, description="Gradings at a time, whoever asks for them."
+    )
     reward_max_sessions: int = Field(default=128, ge=1, description="Sandbox sessions open at once.")
     reward_idle_timeout_s: float = Field(
         default=300.0, gt=0, description="A session that nobody used for this long is ended."

@@ -16,7 +16,7 @@ from services.reward.graders.base import Task, Verdict
 from services.reward.integrity.clean_room import ONE_PROCESS, CleanRoom, CleanRun, runnable_paths
 from services.reward.integrity.paths import apply_changes
 from services.reward.integrity.separation import Separation, decide
-from services.reward.sandbox.base import Changes, File
+from services.reward.sandbox.base import Changes, File, FileRefused
 
 NAME = "tests"
 VERSION = "1"
@@ -72,7 +72,7 @@ class TestsGrader:
                     task.limits,
                     wall_s=grader.timeout_s,
                 )
-            except SandboxError as error:
+            except (SandboxError, FileRefused) as error:
                 if attempt == _ATTEMPTS:
                     raise GraderError(f"no clean room after {attempt} attempts: {error}") from error
         raise AssertionError("unreachable")

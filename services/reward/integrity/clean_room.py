@@ -31,9 +31,10 @@ class CleanRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanRoom:
-    """Makes clean runs in a backend."""
+    """Makes clean runs in a backend, so many at a time."""
 
     sandbox: Sandbox
+    slots: asyncio.Semaphore
 
     async def run(
         self,
@@ -49,12 +50,15 @@ class CleanRoom:
         """Runs the test files among `tests`. Raises `SandboxError` where the platform fails."""
         hidden = {file.path for file in tests}
         under_test = [file for file in candidate if file.path not in hidden]
-        if separation.functions:
-            rest = [file for file in under_test if not _is_proxied(file, editable)]
-            run = await self._apart(run_id, under_test, [*rest, *tests], tests, separation, limits, wall_s)
-            if not run.tests.unsupported:
-                return run
-        return await self._one_process(run_id, [*under_test, *tests], tests, limits, wall_s)
+        async with self.slots:
+            if separation.functions:
+                rest = [file for file in under_test if not _is_proxied(file, editable)]
+                run = await self._apart(
+                    run_id, under_test, [*rest, *tests], tests, separation, limits, wall_s
+                )
+                if not run.tests.unsupported:
+                    return run
+            return await self._one_process(run_id, [*under_test, *tests], tests, limits, wall_s)
 
     async def _apart(
         self,

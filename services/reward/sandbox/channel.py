@@ -31,6 +31,7 @@ class SessionChannel:
         self._end = end
         self._turn = asyncio.Lock()
         self._open = True
+        self._closed = False
 
     @property
     def session_id(self) -> str:
@@ -113,6 +114,7 @@ class SessionChannel:
     async def close(self) -> None:
         """See `base.Session`."""
         self._open = False
+        self._closed = True
         self._writer.close()
         try:
             await self._end()
@@ -126,13 +128,18 @@ class SessionChannel:
         async with self._turn:
             if not self._open:
                 raise SandboxError(f"session {self._session_id} is closed")
+            request = frames.pack(header, blobs)
+            self._open = (
+                False  # until the answer is here: a caller that gives up leaves the channel out of step
+            )
             try:
-                self._writer.write(frames.pack(header, blobs))
+                self._writer.write(request)
                 await self._writer.drain()
             except OSError as error:
                 raise SandboxError(f"session {self._session_id} has ended") from error
             answer = await self._answer((wall_s or FILE_S) + GRACE_S)
-        if "refused" in answer[0] and header["op"] != "snapshot":
+            self._open = not self._closed
+        if isinstance(answer[0].get("refused"), str):
             raise FileRefused(_text(answer[0], "refused"))
         return answer
 
@@ -143,10 +150,8 @@ class SessionChannel:
                 size_bytes, header_bytes = frames.sizes(prefix)
                 return frames.parse(await self._reader.readexactly(size_bytes), header_bytes)
         except TimeoutError:
-            self._open = False
             raise SandboxError(f"session {self._session_id} gave no answer in {timeout_s:.1f} s") from None
         except (asyncio.IncompleteReadError, OSError, frames.FrameError) as error:
-            self._open = False
             raise SandboxError(f"session {self._session_id} broke off ({type(error).__name__})") from error
 
 

@@ -7,13 +7,15 @@ again. A session ends on close, at its wall limit, or when nobody used it for a 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import Gauge
 
 from practicum.clock import Clock
-from practicum.errors import Conflict, NotFound, Overloaded, SandboxError
+from practicum.errors import Conflict, InvalidInput, NotFound, Overloaded, SandboxError
+from practicum.ids import new_id
 from practicum.telemetry.logs import get_logger
-from services.reward.sandbox.base import Changes, File, Sandbox, Session
+from services.reward.sandbox.base import Changes, File, FileRefused, Sandbox, Session
 from services.reward.sandbox.limits import SandboxLimits
 from services.reward.tools.calls import ToolResult, call_tool
 
@@ -40,7 +42,7 @@ class _Held:
     session: Session | None = None  # None = still being made
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    answers: dict[str, ToolResult] = field(default_factory=dict)
+    calls: dict[str, asyncio.Task[ToolResult]] = field(default_factory=dict)
     num_running: int = 0
 
 
@@ -84,6 +86,9 @@ class SessionRegistry:
             session = await self._sandbox.open(session_id, spec.limits)
             try:
                 await session.lay_out(spec.files, pristine=True)
+            except FileRefused as error:
+                await session.close()
+                raise InvalidInput("workspace", str(error)) from error
             except BaseException:
                 await session.close()
                 raise
@@ -95,20 +100,38 @@ class SessionRegistry:
             held.ready.set()
 
     async def call(self, session_id: str, call_id: str, name: str, arguments_json: str) -> ToolResult:
-        """Runs one tool call, or repeats the stored answer of this `call_id`.
+        """Runs one tool call, or gives the answer that this `call_id` had or will have.
 
-        Raises `NotFound` where there is no such session, `SandboxError` where it broke.
+        A caller that gives up does not stop the call: its retry finds it. Raises `NotFound` where there is no
+        such session, `SandboxError` where it broke.
         """
         held = await self._find(session_id)
+        call_id = call_id or new_id("call")
+        task = held.calls.get(call_id)
+        if task is None:
+            self._alive(session_id, held)
+            work = self._call(session_id, held, name, arguments_json)
+            task = held.calls[call_id] = asyncio.create_task(work)
+            task.add_done_callback(_retrieve)
+            _forget_oldest(held.calls)
+        return await asyncio.shield(task)
+
+    async def snapshot(self, session_id: str) -> Changes:
+        """What changed in the session's workspace. Raises `NotFound`, `SandboxError`."""
+        held = await self._find(session_id)
+        self._alive(session_id, held)
+        task = asyncio.create_task(self._snapshot(session_id, held))
+        task.add_done_callback(_retrieve)
+        return await asyncio.shield(task)
+
+    async def _call(self, session_id: str, held: _Held, name: str, arguments_json: str) -> ToolResult:
         async with held.turn:
-            stored = held.answers.get(call_id) if call_id else None
-            if stored is not None:
-                return stored
             session = self._alive(session_id, held)
             held.num_running += 1
+            limits = held.spec.limits
             try:
-                result = await call_tool(
-                    session, held.spec.tools, name, arguments_json, wall_s=held.spec.limits.call_wall_s
+                return await call_tool(
+                    session, held.spec.tools, name, arguments_json, wall_s=limits.call_wall_s
                 )
             except SandboxError:
                 await self._end(session_id, held)
@@ -116,13 +139,8 @@ class SessionRegistry:
             finally:
                 held.num_running -= 1
                 held.used_s = self._clock.monotonic()
-            if call_id and len(held.answers) < MAX_STORED_CALLS:
-                held.answers[call_id] = result
-            return result
 
-    async def snapshot(self, session_id: str) -> Changes:
-        """What changed in the session's workspace. Raises `NotFound`, `SandboxError`."""
-        held = await self._find(session_id)
+    async def _snapshot(self, session_id: str, held: _Held) -> Changes:
         async with held.turn:
             held.used_s = self._clock.monotonic()
             try:
@@ -195,3 +213,16 @@ class SessionRegistry:
         if self._held.get(session_id) is held:
             del self._held[session_id]
         self._gauge.set(len(self._held))
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    # its caller may be gone; an error that nobody asks for is not worth a warning
+    if not task.cancelled():
+        task.exception()
+
+
+def _forget_oldest(calls: dict[str, "asyncio.Task[ToolResult]"]) -> None:
+    if len(calls) > MAX_STORED_CALLS:
+        oldest = next(iter(calls))
+        if calls[oldest].done():
+            del calls[oldest]

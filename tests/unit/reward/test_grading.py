@@ -1,5 +1,7 @@
 """Outcomes and rewards: what is graded, what is 0, and what is never graded."""
 
+import asyncio
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -33,7 +35,9 @@ def grading_with(grader: TestsGrader, registry: CollectorRegistry | None = None)
 
 async def test_a_platform_failure_is_never_a_reward() -> None:
     sandbox, registry = NoSandbox(), CollectorRegistry()
-    grading = grading_with(TestsGrader(clean_room=CleanRoom(sandbox=sandbox)), registry)
+    grading = grading_with(
+        TestsGrader(clean_room=CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(8))), registry
+    )
     graded = await grading.grade("g", make_task(), changed({"calc.py": FIXED}), Outcome.COMPLETED)
     assert graded.grade.reward is None
     assert graded.outcome is Outcome.INFRA_FAILED

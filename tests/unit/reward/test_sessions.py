@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client import CollectorRegistry
 
-from practicum.errors import Conflict, NotFound, Overloaded
+from practicum.errors import Conflict, InvalidInput, NotFound, Overloaded
 from services.reward.metrics import RewardMetrics
 from services.reward.sandbox.base import Sandbox
 from services.reward.sessions.registry import OpenSpec, SessionRegistry
@@ -82,7 +82,7 @@ async def test_the_bound_is_an_overload_and_frees_up(sessions: SessionRegistry) 
 async def test_a_session_that_cannot_be_laid_out_leaves_no_slot(sessions: SessionRegistry) -> None:
     spec = replace(SPEC, files=files({"a": b"x" * (LIMITS.file_size_bytes + 1)}))
     for number in range(4):
-        with pytest.raises(Exception, match="above the limit"):
+        with pytest.raises(InvalidInput, match="above the limit"):
             await sessions.open(str(number), spec)
     assert sessions.num_open == 0
 
@@ -121,3 +121,22 @@ async def test_a_broken_sandbox_ends_its_session(sandbox: Sandbox, sessions: Ses
         await bash(sessions, "s", "1", "true")
     with pytest.raises(NotFound):
         await bash(sessions, "s", "2", "true")
+
+
+async def test_a_caller_that_gives_up_finds_its_call_again(sessions: SessionRegistry) -> None:
+    await sessions.open("s", SPEC)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await bash(sessions, "s", "1", "sleep 1; echo x >> a; cat a")
+    assert await bash(sessions, "s", "1", "sleep 1; echo x >> a; cat a") == "0x"
+    assert await bash(sessions, "s", "2", "cat a") == "0x"
+
+
+async def test_a_flood_of_files_is_no_failure_of_the_platform(sessions: SessionRegistry) -> None:
+    await sessions.open("s", SPEC)
+    flood = "echo y > a; mkdir many; cd many; seq 1 5000 | xargs touch; mkdir -p " + "d/" * 1200
+    await bash(sessions, "s", "1", flood)
+    changes = await sessions.snapshot("s")
+    assert ("a", b"y\n") in [(file.path, file.content) for file in changes.changed]
+    assert any("more than" in line or "cannot be listed" in line for line in changes.refused)
+    assert (await sessions.call("s", "2", "read_file", '{"path": "a"}')).output == "y\n"

@@ -16,6 +16,7 @@ from . import kernel
 
 WORK = "/work"
 MAX_FILES = 4096
+MAX_REFUSED = 200
 MAX_SNAPSHOT_BYTES = 32 * 1024 * 1024
 
 
@@ -85,7 +86,16 @@ class WorkFolder:
         return sorted(path for path, status in self.walk() if stat.S_ISREG(status.st_mode))
 
     def walk(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Everything that is no folder, with its status; links are not followed."""
+        """Everything that is no folder, with its status; links are not followed.
+
+        Raises `FileRefused` where there is too much of it, or too deep.
+        """
+        try:
+            yield from self._walk()
+        except (OSError, RecursionError) as error:
+            raise FileRefused(f"the folders cannot be listed ({type(error).__name__})") from error
+
+    def _walk(self) -> Iterator[tuple[str, os.stat_result]]:
         num_seen = 0
         for folder, folders, names, folder_fd in os.fwalk(".", dir_fd=self._fd, follow_symlinks=False):
             links = [name for name in folders if _is_link(name, folder_fd)]
@@ -103,14 +113,13 @@ class WorkFolder:
         """What differs from the pristine files: `changed` (path, bytes, executable), `removed`, `refused`."""
         changed: list[tuple[str, bytes, bool]] = []
         refused: list[str] = []
-        seen: set[str] = set()
+        removed: list[str] = []
         total_bytes = 0
-        for path, status in self.walk():
+        for path, status in self._pristine_then_others(removed, refused):
             reason = self._refusal(path, status)
             if reason:
                 refused.append(f"{_shown(path)}: {reason}")
                 continue
-            seen.add(path)
             executable = bool(status.st_mode & stat.S_IXUSR)
             try:
                 content = self.read(path)
@@ -124,7 +133,23 @@ class WorkFolder:
                 refused.append(f"{_shown(path)}: the changes are above {MAX_SNAPSHOT_BYTES} bytes")
                 continue
             changed.append((path, content, executable))
-        return {"changed": changed, "removed": sorted(set(self._pristine) - seen), "refused": refused}
+        return {"changed": changed, "removed": sorted(removed), "refused": refused[:MAX_REFUSED]}
+
+    def _pristine_then_others(
+        self, removed: list[str], refused: list[str]
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """The task's own files first, so that a flood of new ones cannot hide what became of them."""
+        for path in self._pristine:
+            try:
+                yield path, os.stat(path, dir_fd=self._fd, follow_symlinks=False)
+            except OSError:
+                removed.append(path)
+        try:
+            for path, status in self.walk():
+                if path not in self._pristine:
+                    yield path, status
+        except FileRefused as error:
+            refused.append(str(error))
 
     def _refusal(self, path: str, status: os.stat_result) -> str:
         if path.startswith("__pycache__/") or "/__pycache__/" in path:

@@ -106,6 +106,9 @@ class _Server:
                 answer, parts = self._operations[header["op"]](header, blobs)
             except FileRefused as error:
                 answer, parts = {"refused": str(error)}, ()
+            except (OSError, ValueError, RecursionError, MemoryError) as error:
+                # the policy can shape the workspace so that an operation fails; the session goes on
+                answer, parts = {"refused": f"{type(error).__name__}: {error}"}, ()
             frames.send(self._channel, answer, parts)
 
     def _lay_out(self, header: frames.Header, blobs: list[bytes]) -> Answer:
