@@ -30,7 +30,9 @@ def make(folder: Path) -> None:
     source = gguf_path()
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    quantized = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
+    quantized = AutoModelForCausalLM.from_pretrained(
+        str(source.parent), gguf_file=source.name, dtype=torch.float32
+    )
     # The weights are plain now, but the model still calls itself quantised and refuses to be saved.
     config = quantized.config
     if hasattr(config, "quantization_config"):

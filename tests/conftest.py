@@ -2,7 +2,12 @@
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.redis", "tests.fixtures.reward", "tests.fixtures.sglang"]
+pytest_plugins = [
+    "tests.fixtures.postgres",
+    "tests.fixtures.redis",
+    "tests.fixtures.reward",
+    "tests.fixtures.sglang",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -39,7 +39,7 @@ class RolloutSettings(ServiceSettings):
     heal_after_s: float = Field(
         default=15,
         gt=0,
-        description="A running run whose weights the engines lack for longer has them loaded from its checkpoint.",
+        description="A run whose weights the engines lack for longer has its checkpoint loaded.",
     )
     regrade_after_s: float = Field(
         default=60, gt=0, description="An episode without a grade for longer is sent to grading again."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout.rest.workspaces import check_path, check_tree, unpack_tar
+from services.rollout.rest.workspaces import MAX_WORKSPACE_BYTES, check_path, check_tree, unpack_tar
 from services.rollout.scheduler.runs import RunState
 from tests.fixtures.rollout import Json, Rollout, make_run, rollout_service, suite_body, task_body
 
@@ -266,7 +266,7 @@ def test_path_when_not_plain_is_refused(path: str) -> None:
 
 def test_tar_when_it_would_unpack_past_the_bound_is_refused_before_it_does() -> None:
     info = tarfile.TarInfo("zeros")
-    info.size = 10**9
+    info.size = MAX_WORKSPACE_BYTES + 1
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         archive.addfile(info, _Zeros())
@@ -275,7 +275,7 @@ def test_tar_when_it_would_unpack_past_the_bound_is_refused_before_it_does() -> 
 
 
 class _Zeros(io.RawIOBase):
-    """A gigabyte for whoever reads it."""
+    """Zeros for whoever reads it."""
 
     def read(self, size: int = -1) -> bytes:
         return bytes(size)

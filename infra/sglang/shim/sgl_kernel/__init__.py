@@ -19,7 +19,9 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def missing_kernel(*_args: object, **_kwargs: object) -> NoReturn:
-        raise NotImplementedError(f"{__name__}.{name} needs SGLang's native CPU kernels, which are not installed")
+        raise NotImplementedError(
+            f"{__name__}.{name} needs SGLang's native CPU kernels, which are not installed"
+        )
 
     missing_kernel.__name__ = missing_kernel.__qualname__ = name
     return missing_kernel
