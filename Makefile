@@ -60,7 +60,7 @@ proto-check: setup
 	done
 
 lock: setup ## write requirements/lock.txt from .venv
-	$(BIN)/pip freeze --exclude-editable | grep -v '^practicum' | sed 's/+cpu$$//' | sort -f > requirements/lock.txt
+	$(BIN)/pip freeze --all --exclude-editable | grep -v -E '^(practicum|pip)==| @ ' | sed 's/+cpu$$//' | sort -f > requirements/lock.txt
 
 bench: setup ## one figure: make bench NAME=engine
 	@test -n "$(NAME)" || { echo "NAME is one of: $$(ls benchmarks/*.py | xargs -n1 basename | sed 's/.py$$//' | grep -v __init__ | tr '\n' ' ')"; exit 1; }
