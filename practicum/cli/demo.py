@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,31 +64,38 @@ async def run_demo(context: DemoContext, model: Path) -> DemoReport:
 
 
 async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
-    """Train `base` on demonstration trajectories and put the result at `target`."""
+    """Train `base` on demonstration trajectories, round by round, and put the result at `target`."""
     recipe = context.recipe
     await stop_leftover_runs(context)
     # The held-out tasks are drawn first, so no demonstration is of one of them.
     suite = generate_suite(recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO)
     reference = await submit(context, suite | {"admission": "skip"})
-    created = await context.client.trainer("POST", "/v1/runs", recipe.sft_run(base))
-    run_id = created["run_id"]
     shown = [
-        {
-            "task": shown.task,
-            "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls],
-        }
+        {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}
         for shown in demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
     ]
+    size = len(shown) // len(recipe.warm_start_lrs)
+    for number, lr in enumerate(recipe.warm_start_lrs):
+        part = shown[number * size : (number + 1) * size]
+        base = await warm_start_round(context, reference, part, base, lr)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(base, target, ignore=shutil.ignore_patterns("state*", "manifest.json"))
+
+
+async def warm_start_round(
+    context: DemoContext, suite: str, shown: Sequence[Json], base: Path, lr: float
+) -> Path:
+    """One supervised run over `shown` in real sandboxes; the folder of its last checkpoint."""
+    created = await context.client.trainer("POST", "/v1/runs", context.recipe.sft_run(base, len(shown), lr))
+    run_id = str(created["run_id"])
     bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
     for first in range(0, len(shown), DEMONSTRATIONS_PER_CALL):
         batch = shown[first : first + DEMONSTRATIONS_PER_CALL]
-        body = {"run_id": run_id, "suite": reference, "demonstrations": batch}
+        body = {"run_id": run_id, "suite": suite, "demonstrations": batch}
         accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
         await follow_demonstrations(context, accepted["demonstration_id"], bar, first)
     await follow_run(context, run_id, "supervised warm start")
-    newest = await newest_checkpoint(context, run_id)
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(newest, target, ignore=shutil.ignore_patterns("state*", "manifest.json"))
+    return await newest_checkpoint(context, run_id)
 
 
 async def follow_demonstrations(

@@ -26,19 +26,11 @@ class DemoRecipe:
     optimizer: Json = field(default_factory=lambda: {"lr": 3e-4, "warmup_steps": 2})
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
-    num_demonstrated_tasks: int = 8000
+    num_demonstrated_tasks: int = 16000
     demonstrations_per_task: int = 2
     share_right: float = 0.34
+    warm_start_lrs: tuple[float, ...] = (1.5e-3, 1e-3)  # one round of equal size each
     sft_trajectories_per_step: int = 16
-    sft_optimizer: Json = field(
-        default_factory=lambda: {
-            "lr": 1.5e-3,
-            "warmup_steps": 30,
-            "schedule": "cosine",
-            "min_lr_ratio": 0.05,
-            "weight_decay": 0.01,
-        }
-    )
 
     def rl_run(self, model: Path, suite: str) -> Json:
         """The body of POST /v1/runs for reinforcement learning; it starts paused."""
@@ -65,18 +57,22 @@ class DemoRecipe:
             "seed": self.seed,
         }
 
-    def sft_run(self, model: Path) -> Json:
-        """The body of POST /v1/runs for the warm start."""
+    def sft_run(self, model: Path, num_demonstrations: int, lr: float) -> Json:
+        """The body of POST /v1/runs for one round of the warm start."""
         return {
             "name": f"demo-sft-{self.model}",
             "stage": "sft",
             "model": {"path": str(model.resolve())},
-            "num_steps": self.num_demonstrated_tasks
-            * self.demonstrations_per_task
-            // self.sft_trajectories_per_step,
+            "num_steps": num_demonstrations // self.sft_trajectories_per_step,
             "rollout": None,
             "trajectories_per_step": self.sft_trajectories_per_step,
-            "optimizer": self.sft_optimizer,
+            "optimizer": {
+                "lr": lr,
+                "warmup_steps": 30,
+                "schedule": "cosine",
+                "min_lr_ratio": 0.05,
+                "weight_decay": 0.01,
+            },
             "microbatch_tokens": self.microbatch_tokens,
             "seed": self.seed,
         }

@@ -138,9 +138,14 @@ class Stack:
     def _redis(self) -> ProcessSpec:
         folder = self._options.data_dir / "redis"
         folder.mkdir(parents=True, exist_ok=True)
-        port = str(self._ports["redis"])
-        command = [redis_server_path(), "--port", port, "--bind", "127.0.0.1", "--dir", str(folder)]
-        command += ["--appendonly", "yes", "--save", "", "--requirepass", self._token]
+        # In a file of our own, since a command line can be read by everyone on the machine.
+        config = folder / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(
+            f"port {self._ports['redis']}\nbind 127.0.0.1\ndir {folder.resolve()}\n"
+            f'appendonly yes\nsave ""\nrequirepass {self._token}\n'
+        )
+        command = [redis_server_path(), str(config)]
         return ProcessSpec(
             name="redis", command=command, environment=dict(os.environ), is_ready=self._redis_answers
         )
@@ -167,6 +172,7 @@ class Stack:
             "rollout",
             {
                 "PRACTICUM_ENGINE_URLS": self._url("engine"),
+                "PRACTICUM_ENGINE_SLOTS": str(self._options.max_running_requests),
                 "PRACTICUM_MODEL_PATH": str(self._options.model),
             },
         )
