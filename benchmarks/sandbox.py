@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from practicum.clock import SystemClock
 from services.reward.graders.base import GraderSpec, Task
 from services.reward.graders.tests import TestsGrader
 from services.reward.integrity.clean_room import CleanRoom
@@ -157,7 +158,8 @@ async def bench(rounds: int) -> tuple[dict[str, Cost], dict[str, float]]:
     sandbox = BubblewrapSandbox()
     await sandbox.start()
     root = sandbox.root_pid()
-    grader = TestsGrader(clean_room=CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(8)))
+    room = CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(8))
+    grader = TestsGrader(clean_room=room, clock=SystemClock())
     fixed = Changes(changed=(File(path="calc.py", content=FIXED),))
 
     async def open_close(number: int) -> None:

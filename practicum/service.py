@@ -75,7 +75,10 @@ async def run_service(
         if rpc is not None:
             await rpc.stop(RPC_GRACE_S)
         for step in close:
-            await step()
+            try:
+                await step()
+            except Exception as error:
+                log.warning("service.close_failed", name=name, exc_info=error)
         log.info("service.stopped", name=name)
 
 

@@ -1,7 +1,8 @@
 """The HTTP edge: SGLang's native endpoints over a batcher.
 
-Owns: routes, status codes, and the requests in flight by id. Never touches tensors; everything about a
-running request goes through the batcher.
+Owns: routes, status codes, and the requests in flight by id; beside them what every process of the house
+answers (/healthz, /readyz, /metrics). Never touches tensors; everything about a running request goes through
+the batcher.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from engines.cpu import answers
 from engines.cpu.batcher import Batcher, EngineStopped, PauseMode
@@ -34,8 +36,17 @@ log = get_logger("engines.cpu")
 class EngineApi:
     """Handlers over one batcher. `logs_requests` writes one line for each finished generation."""
 
-    def __init__(self, batcher: Batcher, tokens: Tokens, *, tokenizer_path: str, logs_requests: bool) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        tokens: Tokens,
+        *,
+        tokenizer_path: str,
+        logs_requests: bool,
+        registry: CollectorRegistry,
+    ) -> None:
         self._batcher = batcher
+        self._registry = registry
         self._tokens = tokens
         self._tokenizer_path = tokenizer_path
         self._logs_requests = logs_requests
@@ -194,7 +205,27 @@ class EngineApi:
 
     async def ready(self) -> Response:
         """GET /ready: requests are being served; 503 while paused."""
-        return Response(status_code=503 if self._batcher.paused or not self._batcher.is_alive else 200)
+        return Response(status_code=503 if self._not_ready() else 200)
+
+    async def healthz(self) -> Response:
+        """GET /healthz: as /health, with a body like that of the services."""
+        if not self._batcher.is_alive:
+            return JSONResponse({"status": "the worker has ended"}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        """GET /readyz: as /ready, with the reason."""
+        reason = self._not_ready()
+        return JSONResponse({"engine": reason or "ok"}, status_code=503 if reason else 200)
+
+    async def metrics(self) -> Response:
+        """GET /metrics, for Prometheus."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _not_ready(self) -> str:
+        if not self._batcher.is_alive:
+            return "the worker has ended"
+        return "paused" if self._batcher.paused else ""
 
 
 def create_app(api: EngineApi) -> FastAPI:
@@ -220,6 +251,9 @@ def create_app(api: EngineApi) -> FastAPI:
         ("/v1/loads", api.loads),
         ("/health", api.health),
         ("/ready", api.ready),
+        ("/healthz", api.healthz),
+        ("/readyz", api.readyz),
+        ("/metrics", api.metrics),
     ):
         app.add_api_route(path, reader, methods=["GET"], response_model=None)
     return app

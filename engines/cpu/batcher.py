@@ -62,6 +62,7 @@ class Counters:
     decode_s: float = 0.0
     busy_slot_s: float = 0.0
     failures: int = 0
+    weight_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,6 +435,7 @@ class Batcher:
             self.model_path = update.model_path
             if update.version is not None:
                 self.version = update.version
+            self.counters.weight_updates += 1
             self._slots.weights_changed(self.version)
             log.info("engine.weights_updated", weight_version=self.version, model_path=self.model_path)
             update.done.set_result(len(self._slots))

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import torch
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from engines.cpu.api import EngineApi, create_app
 from engines.cpu.batcher import Batcher
 from engines.cpu.config import ModelConfig, UnsupportedModel, read_config
+from engines.cpu.metrics import BatcherCollector
 from engines.cpu.model import Model
 from engines.cpu.tokens import Tokens
 from engines.cpu.weights import WeightsRefused, load_weights
@@ -102,8 +104,14 @@ def build(arguments: argparse.Namespace) -> tuple[Batcher, EngineApi]:
         decode_text=tokens.decode_all,
         seed=arguments.random_seed,
     )
+    registry = CollectorRegistry()
+    registry.register(BatcherCollector(batcher))
     api = EngineApi(
-        batcher, tokens, tokenizer_path=str(arguments.model), logs_requests=arguments.log_requests
+        batcher,
+        tokens,
+        tokenizer_path=str(arguments.model),
+        logs_requests=arguments.log_requests,
+        registry=registry,
     )
     return batcher, api
 

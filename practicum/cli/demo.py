@@ -4,8 +4,8 @@ Reads downwards: suite → (warm start) → evaluate → train → evaluate → 
 from a service's answer; nothing is computed from what the demo itself decided.
 """
 
+import asyncio
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from rich.progress import Progress, TaskID
 
 from examples.first_bugs import demonstrations, generate_suite
 from practicum.cli.client import Json, PlatformClient, poll_until
+from practicum.cli.process import ends_with_parent
 from practicum.cli.recipe import DemoRecipe
 from practicum.cli.report import DemoReport, Heldout
 from practicum.errors import PracticumError
@@ -122,10 +123,11 @@ async def newest_checkpoint(context: DemoContext, run_id: str) -> Path:
 
 async def stop_leftover_runs(context: DemoContext) -> None:
     """End runs that an interrupted demo left behind: they would train before ours."""
-    page = await context.client.trainer("GET", "/v1/runs")
-    for run in page["items"]:
-        if run["name"].startswith("demo-") and run["state"] not in TERMINAL_STATES:
-            await context.client.trainer("POST", f"/v1/runs/{run['run_id']}:stop")
+    for state in ("pending", "running", "paused"):
+        page = await context.client.trainer("GET", "/v1/runs", state=state, page_size=200)
+        for run in page["items"]:
+            if run["name"].startswith("demo-"):
+                await context.client.trainer("POST", f"/v1/runs/{run['run_id']}:stop")
 
 
 async def submit_suite(context: DemoContext) -> str:
@@ -185,7 +187,7 @@ async def evaluate(context: DemoContext, suite: str, label: str) -> Heldout:
 
 
 async def follow_run(context: DemoContext, run_id: str, label: str) -> Json:
-    """Show a run's steps until it has ended and its last version is served."""
+    """Show a run's steps until it has ended; `PracticumError` where its last version is not served."""
     bar: TaskID | None = None
 
     def show(answer: Json) -> None:
@@ -199,15 +201,17 @@ async def follow_run(context: DemoContext, run_id: str, label: str) -> Json:
             text += f" · {name.removesuffix('_mean')} {'none' if value is None else f'{value:.2f}'}"
         context.progress.update(bar, completed=answer["weight_version"], description=text)
 
-    def is_done(answer: Json) -> bool:
-        if answer["state"] == "completed":
-            return bool(answer["stage"] == "sft" or answer["published_version"] == answer["weight_version"])
-        return answer["state"] in TERMINAL_STATES
-
     path = f"/v1/runs/{run_id}"
-    answer = await poll_until(lambda: context.client.trainer("GET", path, last_steps=1), is_done, show)
+    answer = await poll_until(
+        lambda: context.client.trainer("GET", path, last_steps=1),
+        lambda answer: answer["state"] in TERMINAL_STATES,
+        show,
+    )
     if answer["state"] != "completed":
         raise PracticumError(f"the run {answer['state']}: {answer['error']}")
+    # A run completes when its last version is served, or when that was tried for long enough.
+    if answer["published_version"] != answer["weight_version"]:
+        raise PracticumError(f"version {answer['weight_version']} is not served: {answer['publish_error']}")
     return await context.client.trainer("GET", path, last_steps=answer["num_steps"])
 
 
@@ -217,12 +221,19 @@ async def graded_so_far(context: DemoContext) -> float:
     return sum(value for name, value in samples.items() if name.startswith("practicum_reward_grades_total"))
 
 
-def make_model_folder(module: str, folder: Path) -> None:
+async def make_model_folder(module: str, folder: Path) -> None:
     """Run an example's model maker in a process of its own; this one never imports torch."""
     if (folder / "config.json").exists():
         return
-    made = subprocess.run(
-        [sys.executable, "-m", module, str(folder)], capture_output=True, text=True, check=False
+    command = ends_with_parent([sys.executable, "-m", module, str(folder)])
+    maker = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    if made.returncode:
-        raise PracticumError(f"{module} failed:\n{made.stderr[-2000:]}")
+    try:
+        _, errors = await maker.communicate()
+    except asyncio.CancelledError:
+        maker.kill()
+        await maker.wait()
+        raise
+    if maker.returncode:
+        raise PracticumError(f"{module} failed:\n{errors.decode(errors='replace')[-2000:]}")

@@ -160,7 +160,7 @@ async def _up(options: StackOptions) -> None:
 
 async def _demo(recipe: DemoRecipe, data_dir: Path, from_scratch: bool, engine_url: str | None) -> DemoReport:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    model = _model_folder(recipe, data_dir, from_scratch)
+    model = await _model_folder(recipe, data_dir, from_scratch)
     async with AsyncExitStack() as stack:
         progress = stack.enter_context(Progress(*columns, console=errors))
         addresses = read_stack(data_dir)
@@ -171,6 +171,10 @@ async def _demo(recipe: DemoRecipe, data_dir: Path, from_scratch: bool, engine_u
                 running_stack(options, lambda text: progress.update(starting, description=text))
             )
             progress.update(starting, completed=1, description="local stack is up")
+        elif engine_url or addresses.model != str(model.resolve()):
+            raise PracticumError(
+                f"the stack on {data_dir} serves {addresses.model}; stop it or give another --data-dir"
+            )
         client = await stack.enter_async_context(connect_platform(addresses))
         context = demo_flow.DemoContext(
             client=client, progress=progress, recipe=recipe, reward_url=addresses.reward_url
@@ -181,13 +185,13 @@ async def _demo(recipe: DemoRecipe, data_dir: Path, from_scratch: bool, engine_u
         return await demo_flow.run_demo(context, model)
 
 
-def _model_folder(recipe: DemoRecipe, data_dir: Path, from_scratch: bool) -> Path:
+async def _model_folder(recipe: DemoRecipe, data_dir: Path, from_scratch: bool) -> Path:
     if recipe.model == DemoModel.SMOLLM2:
         folder = data_dir / "models" / "smollm2"
-        demo_flow.make_model_folder("examples.smollm2", folder)
+        await demo_flow.make_model_folder("examples.smollm2", folder)
         return folder
     if from_scratch:
         folder = data_dir / "models" / "tiny-untrained"
-        demo_flow.make_model_folder("examples.first_bugs.make_tiny", folder)
+        await demo_flow.make_model_folder("examples.first_bugs.make_tiny", folder)
         return folder
     return TINY_FOLDER

@@ -7,9 +7,9 @@ file, whose last lines are shown when it fails.
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,12 @@ from practicum.errors import PracticumError
 
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 15
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+_LAUNCHER = str(Path(__file__).with_name("launch.py"))
+
+
+def ends_with_parent(command: Sequence[str]) -> list[str]:
+    """`command` in a form that the kernel ends when this process dies, however it dies."""
+    return [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command]
 
 
 class ProcessFailed(PracticumError):
@@ -57,13 +61,12 @@ class ManagedProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self.spec.command,
+                *ends_with_parent(self.spec.command),
                 env=dict(self.spec.environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         try:
             async with asyncio.timeout(self.spec.start_timeout_s):
@@ -99,10 +102,6 @@ class ManagedProcess:
     def _failure(self, what: str) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return f"{self.spec.name} {what}; last lines of {self.log_path}:\n" + "\n".join(lines)
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -83,7 +83,7 @@ class DemoRecipe:
             "suite": suite,
             "split": "heldout",
             "num_tasks": self.num_heldout,
-            "samples_per_task": 1,
+            "episodes_per_task": 1,
             "temperature": self.temperature,
             "max_turns": self.max_turns,
             "max_tokens": self.max_tokens,

@@ -64,7 +64,8 @@ class DemoReport:
     tokens_generated: int
     tokens_trained: int
     mean_turns: float
-    logprob_mismatch_max: float
+    logprob_mismatch_max: float  # at equal weights: what engine and trainer compute differently
+    logprob_drift_max: float  # over all trained tokens: what was learned since they were sampled
     engine_utilisation: float
     grades_per_second: float
     episodes_infra_failed: int
@@ -90,7 +91,7 @@ class DemoReport:
             engines_before, "busy_slot_seconds"
         )
         whole_s = _slot_seconds(engines_after) - _slot_seconds(engines_before)
-        sampled = sum(item["tokens_generated"] for item in engines_after["items"])
+        sampled = _tokens(engines_after) - _tokens(engines_before)
         return cls(
             model=recipe.model,
             heldout_before=before,
@@ -100,10 +101,11 @@ class DemoReport:
             wall_s=round(wall_s, 1),
             zero_variance_groups=[step["zero_variance_groups"] for step in steps],
             reward_mean=[round(step["reward_mean"] or 0.0, 3) for step in steps],
-            tokens_generated=sampled + after.tokens_generated,
+            tokens_generated=before.tokens_generated + sampled + after.tokens_generated,
             tokens_trained=sum(step["tokens_trained"] for step in steps),
             mean_turns=_mean([step["mean_turns"] or 0.0 for step in steps]),
-            logprob_mismatch_max=max((step["logprob_mismatch_max"] or 0.0 for step in steps), default=0.0),
+            logprob_mismatch_max=_max(steps, "logprob_mismatch_max", "publish_logprob_diff_max"),
+            logprob_drift_max=_max(steps, "logprob_drift_max"),
             engine_utilisation=round(busy_s / max(whole_s, 1e-9), 3),
             grades_per_second=round(grades_per_second, 2),
             episodes_infra_failed=before.infra_failed
@@ -136,7 +138,8 @@ class DemoReport:
             ("tokens generated", f"{self.tokens_generated:,}"),
             ("tokens trained", f"{self.tokens_trained:,}"),
             ("mean turns", f"{self.mean_turns:.2f}"),
-            ("largest logprob mismatch, rollout vs trainer", f"{self.logprob_mismatch_max:.2g}"),
+            ("largest logprob mismatch, equal weights", f"{self.logprob_mismatch_max:.1e}"),
+            ("largest logprob drift of stale tokens", f"{self.logprob_drift_max:.1f}"),
             ("engine utilisation", f"{self.engine_utilisation:.2f}"),
             ("grades per second", f"{self.grades_per_second:.1f}"),
             ("episodes lost to the platform", str(self.episodes_infra_failed)),
@@ -150,9 +153,17 @@ class DemoReport:
         console.print(table)
 
 
+def _tokens(engines: Json) -> int:
+    return sum(item["tokens_generated"] for item in engines["items"])
+
+
 def _slot_seconds(engines: Json, key: str | None = None) -> float:
     items = engines["items"]
     return float(sum(item["slots"] * item["seconds"] if key is None else item[key] for item in items))
+
+
+def _max(steps: Sequence[Json], *names: str) -> float:
+    return max((step[name] or 0.0 for step in steps for name in names), default=0.0)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ the other commands; the file is readable by its owner alone and removed at the e
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import secrets
@@ -14,20 +15,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from practicum.cli.binaries import redis_server_path
-from practicum.cli.ports import free_port
+from practicum.cli.ports import free_ports
 from practicum.cli.process import ManagedProcess, ProcessFailed, ProcessSpec
 from practicum.telemetry.logs import get_logger
 
 log = get_logger("practicum.stack")
 
-MAX_RESTARTS = 5
+MAX_RESTARTS = 5  # within HEALTHY_AFTER_S of each other
+HEALTHY_AFTER_S = 600.0
+_SERVICES = ("rollout", "reward", "trainer")
+_PORTS = ("redis", "engine", *(f"{name}_{kind}" for name in _SERVICES for kind in ("rest", "rpc")))
 HEALTH_TIMEOUT_S = 2.0
 
 
@@ -36,6 +40,7 @@ class StackAddresses:
     """How a client reaches a stack."""
 
     supervisor_pid: int
+    model: str
     token: str
     rollout_url: str
     reward_url: str
@@ -64,6 +69,8 @@ def read_stack(data_dir: Path) -> StackAddresses | None:
     try:
         addresses = StackAddresses(**json.loads(path.read_text()))
         os.kill(addresses.supervisor_pid, 0)
+    except PermissionError:
+        pass  # it lives, as another user
     except (FileNotFoundError, ProcessLookupError, ValueError, TypeError):
         return None
     return addresses
@@ -76,15 +83,16 @@ class Stack:
         self._options = options
         self._on_progress = on_progress
         self._token = secrets.token_urlsafe(24)
-        names = ("redis", "engine", "reward_rest", "reward_rpc", "rollout_rest", "rollout_rpc")
-        self._ports = {name: free_port() for name in (*names, "trainer_rest", "trainer_rpc")}
-        self._processes: list[ManagedProcess] = []
+        self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+        self._waves: list[list[ManagedProcess]] = []  # in the order of their start
+        self._lock: IO[str] | None = None  # None = not started
 
     @property
     def addresses(self) -> StackAddresses:
         """Where the stack is."""
         return StackAddresses(
             supervisor_pid=os.getpid(),
+            model=str(self._options.model.resolve()),
             token=self._token,
             rollout_url=self._url("rollout_rest"),
             reward_url=self._url("reward_rest"),
@@ -95,17 +103,14 @@ class Stack:
 
     async def start(self) -> None:
         """Start everything in order; on failure what was started is ended again."""
-        if read_stack(self._options.data_dir) is not None:
-            raise ProcessFailed(
-                f"a stack already runs on {self._options.data_dir}; stop it or give another --data-dir"
-            )
         self._options.data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock_folder(self._options.data_dir)
         try:
-            for wave in self._waves():
-                self._on_progress("starting " + ", ".join(spec.name for spec in wave))
-                started = [ManagedProcess(spec, self._log_path(spec.name)) for spec in wave]
-                self._processes += started
-                await _all_or_raise(process.start() for process in started)
+            for specs in self._plan():
+                self._on_progress("starting " + ", ".join(spec.name for spec in specs))
+                wave = [ManagedProcess(spec, self._log_path(spec.name)) for spec in specs]
+                self._waves.append(wave)
+                await _all_or_raise(process.start() for process in wave)
         except BaseException:
             await self.stop()
             raise
@@ -116,22 +121,32 @@ class Stack:
         await _all_or_raise(self._keep_alive(process) for process in self._processes)
 
     async def stop(self) -> None:
-        """End every process, last started first."""
+        """End every process, those last started first; stopping twice is no error."""
+        if self._lock is None:
+            return
         (self._options.data_dir / "stack.json").unlink(missing_ok=True)
-        for process in reversed(self._processes):
-            await process.stop()
-        self._processes.clear()
+        while self._waves:
+            await asyncio.gather(*(process.stop() for process in self._waves.pop()))
+        self._lock.close()
+        self._lock = None
 
     async def _keep_alive(self, process: ManagedProcess) -> None:
-        for restart in range(MAX_RESTARTS + 1):
+        loop = asyncio.get_running_loop()
+        ends_s: list[float] = []
+        while len(ends_s) <= MAX_RESTARTS:
             status = await process.wait()
-            log.warning("stack.process_ended", process=process.spec.name, status=status, restart=restart)
+            ends_s = [end_s for end_s in ends_s if loop.time() - end_s < HEALTHY_AFTER_S] + [loop.time()]
+            log.warning("stack.process_ended", process=process.spec.name, status=status, ends=len(ends_s))
             await process.stop()
             await process.start()
             self._write_addresses()
-        raise ProcessFailed(f"{process.spec.name} ended {MAX_RESTARTS + 1} times; see {process.log_path}")
+        raise ProcessFailed(f"{process.spec.name} ended {len(ends_s)} times; see {process.log_path}")
 
-    def _waves(self) -> list[list[ProcessSpec]]:
+    @property
+    def _processes(self) -> list[ManagedProcess]:
+        return [process for wave in self._waves for process in wave]
+
+    def _plan(self) -> list[list[ProcessSpec]]:
         own_engine = [] if self._options.engine_url else [self._engine()]
         return [[self._redis(), *own_engine, self._reward()], [self._rollout(), self._trainer()]]
 
@@ -140,10 +155,10 @@ class Stack:
         folder.mkdir(parents=True, exist_ok=True)
         # In a file of our own, since a command line can be read by everyone on the machine.
         config = folder / "redis.conf"
-        config.touch(mode=0o600)
-        config.write_text(
-            f"port {self._ports['redis']}\nbind 127.0.0.1\ndir {folder.resolve()}\n"
-            f'appendonly yes\nsave ""\nrequirepass {self._token}\n'
+        _write_private(
+            config,
+            f'port {self._ports["redis"]}\nbind 127.0.0.1\ndir "{folder.resolve()}"\n'
+            f'appendonly yes\nsave ""\nrequirepass {self._token}\n',
         )
         command = [redis_server_path(), str(config)]
         return ProcessSpec(
@@ -206,7 +221,7 @@ class Stack:
             "PRACTICUM_DATA_DIR": str(self._options.data_dir.resolve()),
             **{
                 f"PRACTICUM_{name.upper()}_RPC": f"127.0.0.1:{self._ports[f'{name}_rpc']}"
-                for name in ("rollout", "reward", "trainer")
+                for name in _SERVICES
             },
         }
 
@@ -228,9 +243,7 @@ class Stack:
         return self._options.data_dir / "logs" / f"{name}.log"
 
     def _write_addresses(self) -> None:
-        path = self._options.data_dir / "stack.json"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(asdict(self.addresses), indent=2))
+        _write_private(self._options.data_dir / "stack.json", json.dumps(asdict(self.addresses), indent=2))
 
 
 @asynccontextmanager
@@ -247,6 +260,28 @@ async def running_stack(
             watching.cancel()
     finally:
         await stack.stop()
+
+
+def _lock_folder(data_dir: Path) -> IO[str]:
+    """The open lock file of a data folder; `ProcessFailed` where another stack holds it."""
+    lock = (data_dir / "stack.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise ProcessFailed(
+            f"a stack already runs on {data_dir}; stop it or give another --data-dir"
+        ) from error
+    return lock
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whatever was there before."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def _http_ok(url: str) -> Callable[[], Awaitable[bool]]:

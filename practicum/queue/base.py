@@ -2,8 +2,8 @@
 
 Delivery is at least once and in order within a stream; a consumer that dies leaves its entries to
 the others; an entry that fails `max_deliveries` times moves to the dead letters of its group. An
-entry leaves the stream only when every group has acknowledged it, never by length. Consumers must
-therefore be idempotent.
+entry leaves the stream only when every group has acknowledged it, never by length, or with the whole
+stream. Consumers must therefore be idempotent.
 """
 
 from collections.abc import Sequence
@@ -92,6 +92,10 @@ class Queue(Protocol):
 
     async def trim(self, stream: str) -> int:
         """Remove what every group has acknowledged; the number removed."""
+        ...
+
+    async def delete(self, stream: str) -> None:
+        """Remove a stream with its groups and dead letters; one that is not there is no error."""
         ...
 
     async def ping(self) -> None:

@@ -69,10 +69,11 @@ class MemoryQueue:
         self, stream: str, group: str, consumer: str, *, max_entries: int, wait_s: float
     ) -> list[Entry]:
         """Stale entries of others first, then new ones; [] after `wait_s`."""
-        await self.ensure_group(stream, group)
         try:
             async with asyncio.timeout(wait_s), self._changed:
                 while True:
+                    # Again after every wait: the stream may have been removed and begun anew.
+                    await self.ensure_group(stream, group)
                     taken = self._take(self._stream(stream), group, consumer, max_entries)
                     if taken:
                         return taken
@@ -120,6 +121,10 @@ class MemoryQueue:
         del held.entries[:num_removed]
         held.first_index = lowest
         return num_removed
+
+    async def delete(self, stream: str) -> None:
+        """Remove a stream with its groups and dead letters."""
+        self._streams.pop(stream, None)
 
     async def ping(self) -> None:
         """A queue in memory can always be used."""

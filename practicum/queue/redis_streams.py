@@ -20,6 +20,8 @@ from practicum.queue.base import Depth, Entry, seal
 from practicum.v1.events_pb2 import Envelope
 
 _FIELD = b"e"
+# How Redis says that a stream or its group is not there: to a new read, and to one that waited.
+_GONE = ("NOGROUP", "UNBLOCKED")
 _EVICTING_POLICIES = frozenset({"allkeys-lru", "allkeys-lfu", "allkeys-random"})
 
 
@@ -73,9 +75,10 @@ class RedisQueue:
                     group, consumer, {stream: ">"}, count=max_entries, block=block_ms
                 )
             except ResponseError as error:
-                if "NOGROUP" not in str(error):
+                if not any(word in str(error) for word in _GONE):
                     raise
-                # Redis was restarted empty: the group is made again and the owner re-publishes.
+                # The stream was removed, or Redis was restarted empty: the group is made again, and
+                # the owner re-publishes.
                 await self.ensure_group(stream, group)
                 return []
         return [self._entry(raw, 1) for _, entries in _pairs(reply) for raw in entries]
@@ -112,12 +115,13 @@ class RedisQueue:
         async with _as_queue_errors():
             for info in await self._client.xinfo_groups(stream):
                 if _text(info["name"]) == group:
-                    undelivered = await self._num_after(stream, info["last-delivered-id"])
+                    lag = info.get("lag")  # Redis 7 and later, and even there not always known
+                    last_id = info["last-delivered-id"]
+                    undelivered = int(lag) if lag is not None else await self._num_after(stream, last_id)
                     return Depth(undelivered=undelivered, pending=int(info["pending"]))
         raise QueueError(f"group {group} of stream {stream} vanished")
 
     async def _num_after(self, stream: str, entry_id: bytes | str) -> int:
-        # Redis before 7 reports no lag; counting in pages works on every version.
         num_entries, last_id = 0, _text(entry_id)
         while page := await self._client.xrange(stream, min=f"({last_id}", count=1000):
             num_entries += len(page)
@@ -137,6 +141,17 @@ class RedisQueue:
             if lowest is None:
                 return 0
             return int(await self._client.xtrim(stream, minid=f"{lowest[0]}-{lowest[1]}", approximate=False))
+
+    async def delete(self, stream: str) -> None:
+        """Remove a stream with its groups and dead letters."""
+        async with _as_queue_errors():
+            if not await self._client.exists(stream):
+                return
+            groups = [_text(info["name"]) for info in await self._client.xinfo_groups(stream)]
+            # At once, since only the stream knows the groups that name its dead letters.
+            await self._client.delete(stream, *(_dead_stream(stream, group) for group in groups))
+        for key in [key for key in self._next_claim_s if key[0] == stream]:
+            del self._next_claim_s[key]
 
     async def ping(self) -> None:
         """Raise `QueueError` where Redis is away or would evict entries."""

@@ -7,6 +7,7 @@ fail, so that a busy service is not mistaken for a dead one.
 
 import asyncio
 import hmac
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +16,6 @@ from typing import Any
 import structlog
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
@@ -63,8 +63,26 @@ _TITLES = {
     503: "Dependency unavailable",
 }
 _PROBLEM_ANSWERS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": _TITLES[status]} for status in (401, 404, 409, 422, 429, 503)
+    status: {"model": Problem, "description": _TITLES[status]}
+    for status in (401, 404, 409, 422, 429, 500, 503)
 }
+_PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+class _Application(FastAPI):
+    """FastAPI, whose schema says in which media type problems are answered."""
+
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI declares every model under the media type of the route's own answer."""
+        is_made = self.openapi_schema is not None
+        schema = super().openapi()
+        if not is_made:
+            for path in schema["paths"].values():
+                for operation in path.values():
+                    for status, answer in operation["responses"].items():
+                        if status >= "400" and "application/json" in answer.get("content", {}):
+                            answer["content"][_PROBLEM_MEDIA_TYPE] = answer["content"].pop("application/json")
+        return schema
 
 
 def create_app(
@@ -78,7 +96,7 @@ def create_app(
     lifespan: Lifespan | None = None,
 ) -> FastAPI:
     """An application that serves `routers` to callers who show `token`."""
-    app = FastAPI(title=title, description=description, version=__version__, lifespan=lifespan)
+    app = _Application(title=title, description=description, version=__version__, lifespan=lifespan)
     bearer = HTTPBearer(auto_error=False, description="The deployment's service token.")
 
     async def check_token(shown: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:
@@ -102,10 +120,13 @@ def _operations(readiness: Readiness, registry: CollectorRegistry) -> APIRouter:
 
     @router.get("/healthz", summary="The process lives")
     async def healthz() -> dict[str, str]:
+        """Asks nothing of anyone: a busy service answers too."""
         return {"status": "ok"}
 
-    @router.get("/readyz", summary="Every dependency answers", responses={503: {"model": Problem}})
+    @router.get("/readyz", summary="Every dependency answers", responses={503: _PROBLEM_ANSWERS[503]})
     async def readyz() -> dict[str, str]:
+        """The dependencies by name. 503 names those that fail."""
+
         async def ask(check: Callable[[], Awaitable[None]]) -> str:
             try:
                 async with asyncio.timeout(READINESS_TIMEOUT_S):
@@ -122,8 +143,14 @@ def _operations(readiness: Readiness, registry: CollectorRegistry) -> APIRouter:
             raise RpcUnavailable("; ".join(f"{name}: {state}" for name, state in broken.items()))
         return states
 
-    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    @router.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses={200: {"description": "The text format.", "content": {"text/plain": {}}}},
+    )
     async def metrics() -> Response:
+        """Counters, gauges and histograms in Prometheus' text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
@@ -151,7 +178,7 @@ def _problem(
     detail: str,
     errors: list[FieldProblem] | None = None,
     headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
+) -> Response:
     problem = Problem(
         title=_TITLES.get(status, "Error"),
         status=status,
@@ -160,11 +187,12 @@ def _problem(
         trace_id=getattr(request.state, "trace_id", ""),
         errors=errors or [],
     )
-    return JSONResponse(
-        problem.model_dump(mode="json"),
+    return Response(
+        # Escaped to ASCII: a field may be named by half a character, which JSON can write and UTF-8 cannot.
+        json.dumps(problem.model_dump()),
         status_code=status,
         headers=dict(headers or {}),
-        media_type="application/problem+json",
+        media_type=_PROBLEM_MEDIA_TYPE,
     )
 
 

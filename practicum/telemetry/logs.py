@@ -9,6 +9,7 @@ import sys
 from typing import cast
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 
 def configure_logs(service: str, level: str) -> None:
@@ -21,7 +22,8 @@ def configure_logs(service: str, level: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            structlog.processors.dict_tracebacks,
+            # Without the frames' locals: they hold tokens, headers and hidden tests.
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

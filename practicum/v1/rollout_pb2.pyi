@@ -90,3 +90,19 @@ class CancelResponse(_message.Message):
     NUM_EPISODES_FIELD_NUMBER: _ClassVar[int]
     num_episodes: int
     def __init__(self, num_episodes: _Optional[int] = ...) -> None: ...
+
+class GetSuiteRequest(_message.Message):
+    __slots__ = ("suite",)
+    SUITE_FIELD_NUMBER: _ClassVar[int]
+    suite: str
+    def __init__(self, suite: _Optional[str] = ...) -> None: ...
+
+class GetSuiteResponse(_message.Message):
+    __slots__ = ("suite_id", "num_train_admitted", "num_train_admitting")
+    SUITE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAIN_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAIN_ADMITTING_FIELD_NUMBER: _ClassVar[int]
+    suite_id: str
+    num_train_admitted: int
+    num_train_admitting: int
+    def __init__(self, suite_id: _Optional[str] = ..., num_train_admitted: _Optional[int] = ..., num_train_admitting: _Optional[int] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RolloutServiceStub:
-    """The trainer's way to the engines.
+    """The trainer's way to the engines, and to what their episodes are made of.
     """
 
     def __init__(self, channel):
@@ -50,10 +50,15 @@ class RolloutServiceStub:
                 request_serializer=practicum_dot_v1_dot_rollout__pb2.CancelRequest.SerializeToString,
                 response_deserializer=practicum_dot_v1_dot_rollout__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.GetSuite = channel.unary_unary(
+                '/practicum.v1.RolloutService/GetSuite',
+                request_serializer=practicum_dot_v1_dot_rollout__pb2.GetSuiteRequest.SerializeToString,
+                response_deserializer=practicum_dot_v1_dot_rollout__pb2.GetSuiteResponse.FromString,
+                _registered_method=True)
 
 
 class RolloutServiceServicer:
-    """The trainer's way to the engines.
+    """The trainer's way to the engines, and to what their episodes are made of.
     """
 
     def PublishWeights(self, request, context):
@@ -77,6 +82,13 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSuite(self, request, context):
+        """One suite, or NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=practicum_dot_v1_dot_rollout__pb2.CancelRequest.FromString,
                     response_serializer=practicum_dot_v1_dot_rollout__pb2.CancelResponse.SerializeToString,
             ),
+            'GetSuite': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSuite,
+                    request_deserializer=practicum_dot_v1_dot_rollout__pb2.GetSuiteRequest.FromString,
+                    response_serializer=practicum_dot_v1_dot_rollout__pb2.GetSuiteResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'practicum.v1.RolloutService', rpc_method_handlers)
@@ -104,7 +121,7 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService:
-    """The trainer's way to the engines.
+    """The trainer's way to the engines, and to what their episodes are made of.
     """
 
     @staticmethod
@@ -178,6 +195,33 @@ class RolloutService:
             '/practicum.v1.RolloutService/Cancel',
             practicum_dot_v1_dot_rollout__pb2.CancelRequest.SerializeToString,
             practicum_dot_v1_dot_rollout__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSuite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/practicum.v1.RolloutService/GetSuite',
+            practicum_dot_v1_dot_rollout__pb2.GetSuiteRequest.SerializeToString,
+            practicum_dot_v1_dot_rollout__pb2.GetSuiteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,7 @@ class Grading:
         grader = self.grader(task.grader.kind)
         check_files("workspace", task.workspace)
         check_files("grader", task.grader.files)
+        grader.check(task.grader)
         graded = await self._grade(grader, grading_id, task, changes, outcome)
         seconds = self.clock.monotonic() - started_s
         self.metrics.grades.labels(outcome=graded.outcome.value).inc()

@@ -69,7 +69,7 @@ async def serve(settings: RewardSettings) -> None:
         gauge=metrics.open_sessions,
     )
     clean_room = CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(settings.reward_grading_concurrency))
-    graders = {tests.NAME: tests.TestsGrader(clean_room=clean_room)}
+    graders = {tests.NAME: tests.TestsGrader(clean_room=clean_room, clock=clock)}
     grading = Grading(graders=graders, metrics=metrics, clock=clock)
     worker = GradingWorker(
         queue=queue,

@@ -82,6 +82,7 @@ class Service:
     workers: Mapping[str, Worker]
     follower: RunFollower
     reconciler: Reconciler
+    close: Callable[[], Awaitable[None]]  # after the last call and worker, before any connection is closed
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service's gRPC methods to a server."""
@@ -101,19 +102,26 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     demonstrations = DemonstrationStore(seams.database)
     shelf = TaskShelf(suites)
 
-    catalogue = ToolCatalogue(seams.reward)
+    catalogue = ToolCatalogue(seams.reward, clock=clock)
     capacity = Capacity(settings.max_episodes)
-    publisher = WeightPublisher(pool, clock=clock, save=ServingStore(seams.database).save)
     runner = EpisodeRunner(
         store=episodes,
         queue=queue,
-        sandboxes=RemoteSandboxes(seams.reward, clock=clock, call_deadline_s=settings.tool_timeout_s),
+        sandboxes=RemoteSandboxes(
+            seams.reward,
+            clock=clock,
+            call_deadline_s=settings.tool_timeout_s,
+            session_wall_s=settings.attempt_deadline_s,
+        ),
         catalogue=catalogue,
         chat=chat,
         clock=clock,
         random=seams.random,
         retry=Retry(max_failures=settings.max_failures, attempt_deadline_s=settings.attempt_deadline_s),
         metrics=metrics,
+    )
+    publisher = WeightPublisher(
+        pool, clock=clock, save=ServingStore(seams.database).save, on_takeover=runner.interrupt_run
     )
     jobs = JobMaker(
         pool=pool,
@@ -171,6 +179,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         store=suites,
         admissions=Admissions(seams.reward),
         metrics=metrics,
+        clock=clock,
         num_at_once=settings.admissions_at_once,
     )
     grades = GradeTaker(queue=queue, store=episodes, metrics=metrics, clock=clock, consumer=seams.consumer)
@@ -212,7 +221,9 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     )
     return Service(
         app=app,
-        servicer=RolloutServicer(pool=pool, publisher=publisher, follower=follower, trainer=seams.trainer),
+        servicer=RolloutServicer(
+            pool=pool, publisher=publisher, follower=follower, trainer=seams.trainer, suites=suites
+        ),
         workers={
             "engines": keeper.run,
             "runs": follower.run,
@@ -224,6 +235,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         },
         follower=follower,
         reconciler=reconciler,
+        close=publisher.close,
     )
 
 

@@ -86,7 +86,7 @@ async def serve(settings: RolloutSettings) -> None:
         port=settings.rest_port,
         rpc=rpc,
         workers=service.workers,
-        close=[http.aclose, reward.close, trainer.close, queue.close, database.dispose],
+        close=[service.close, http.aclose, reward.close, trainer.close, queue.close, database.dispose],
     )
 
 

@@ -1,7 +1,7 @@
 """The trainer process: reads the environment, builds the parts, serves.
 
 Parts, none of which knows another but through what is passed here: store (SQL), queue (Redis), one
-compute thread, the worker, REST, gRPC, and a channel to the rollout service.
+compute thread, the worker, the sweeper, REST, gRPC, and a channel to the rollout service.
 """
 
 import asyncio
@@ -31,9 +31,11 @@ from services.trainer.metrics import TrainerMetrics
 from services.trainer.progress import ProgressBoard
 from services.trainer.rest.routes import checkpoints_router, runs_router
 from services.trainer.rpc.servicer import TrainerServicer
+from services.trainer.rpc.suites import suite_check
 from services.trainer.session import SessionParts
 from services.trainer.settings import TrainerSettings
 from services.trainer.store import MIGRATIONS, open_store
+from services.trainer.sweeper import StreamSweeper
 from services.trainer.worker import TrainerWorker
 
 log = get_logger("trainer.main")
@@ -96,7 +98,15 @@ async def serve(settings: TrainerSettings) -> None:
         title="Practicum trainer",
         description=DESCRIPTION,
         token=token,
-        routers=[runs_router(store, progress, worker.wake), checkpoints_router(store)],
+        routers=[
+            runs_router(
+                store,
+                progress,
+                worker.wake,
+                check_suite=None if channel is None else suite_check(channel),
+            ),
+            checkpoints_router(store),
+        ],
         readiness={"database": partial(check, store.engine), "queue": queue.ping},
         registry=registry,
     )
@@ -106,7 +116,7 @@ async def serve(settings: TrainerSettings) -> None:
         host=settings.rest_host,
         port=settings.rest_port,
         rpc=rpc,
-        workers={"train": worker.run},
+        workers={"train": worker.run, "sweep": StreamSweeper(store, queue, clock).run},
         close=[
             compute.close,
             queue.close,

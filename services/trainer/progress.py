@@ -56,6 +56,11 @@ class ProgressBoard:
         """The run is not active any more."""
         self._by_run.pop(run_id, None)
 
+    def keep_only(self, run_id: str | None) -> None:
+        """Only this run holds the trainer; None = no run does."""
+        for other in [held for held in self._by_run if held != run_id]:
+            self.leave(other)
+
     def activity(self, run_id: str) -> tuple[Activity, float] | None:
         """What a run does and for how many seconds; None where it is not active."""
         activity = self._by_run.get(run_id)

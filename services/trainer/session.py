@@ -385,11 +385,14 @@ class RunSession:
             if stop.is_set() or not await self._is_running():
                 return
             log.warning("run.finished_unpublished", run_id=self._run_id, weight_version=self._version)
+            await parts.store.runs.note_unpublished(
+                self._run_id, f"not served within {parts.publish_patience_s:g} s, and given up"
+            )
         await parts.store.runs.change_state(
             self._run_id, RunState.COMPLETED, allowed={RunState.RUNNING}, already=frozenset(RunState)
         )
-        num_dropped = await intake.drop_all()
-        log.info("run.completed", run_id=self._run_id, steps=self._version, entries_dropped=num_dropped)
+        await intake.drop_all()
+        log.info("run.completed", run_id=self._run_id, steps=self._version)
 
 
 def _episodes_of(groups: Sequence[Group]) -> list[ConsumedEpisode]:

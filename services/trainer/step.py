@@ -9,15 +9,24 @@ groups whose rewards are all equal, tokens older than the staleness bound.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from practicum.trajectory import SAMPLED_REASONS, MaskReason, MaskSpan, Row, Trajectory, VersionSpan
+from practicum.trajectory import (
+    SAMPLED_REASONS,
+    MaskReason,
+    MaskSpan,
+    Outcome,
+    Row,
+    Trajectory,
+    VersionSpan,
+)
 from services.trainer.algorithms.advantage import group_advantages
 from services.trainer.algorithms.objective import Objective
-from services.trainer.intake.groups import Group
+from services.trainer.intake.groups import Arrival, Group
 from services.trainer.megatron.packing import TrainRow
 from services.trainer.megatron.result import StepResult
 from services.trainer.spec import RunSpec, Stage
@@ -42,6 +51,14 @@ class Staleness:
     max: int
 
 
+class Idle(StrEnum):
+    """Why a trajectory only filled its place."""
+
+    INFRA_FAILED = "infra_failed"  # the platform failed the episode, or could not grade it
+    CANCELLED = "cancelled"
+    QUARANTINED = "quarantined"  # it breaks an invariant and was set aside
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """What a step did: the backend's result, and what went in."""
@@ -50,7 +67,10 @@ class StepOutcome:
     num_groups: int
     num_zero_variance_groups: int
     num_trajectories: int  # those with a part in the statistics
-    num_infra_failed: int  # arrived, but without a part in anything
+    # Those that only filled their place, by why.
+    num_infra_failed: int
+    num_cancelled: int
+    num_quarantined: int
     reward_mean: float | None  # None = no trajectory had a reward
     reward_std: float | None
     mean_turns: float
@@ -66,19 +86,22 @@ def run_step(backend: Trains, groups: Sequence[Group], spec: RunSpec, *, weight_
     staleness = _staleness(trajectories, weight_version)
     current = [_expire(trajectory, spec, weight_version) for trajectory in trajectories]
     rows = [
-        _train_row(row, trajectory, advantages[trajectory.trajectory_id])
+        _train_row(row, trajectory, advantages[trajectory.trajectory_id], spec, weight_version)
         for trajectory in current
         if trajectory.trajectory_id in advantages
         for row in trajectory.rows
     ]
     result = backend.train(rows, spec.objective(), temperature=spec.temperature)
+    idle = [_why_idle(arrival) for group in groups for arrival in group.arrivals if not arrival.usable]
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     return StepOutcome(
         result=result,
         num_groups=len(groups),
         num_zero_variance_groups=num_zero_variance,
         num_trajectories=len(trajectories),
-        num_infra_failed=sum(len(group.arrivals) for group in groups) - len(trajectories),
+        num_infra_failed=idle.count(Idle.INFRA_FAILED),
+        num_cancelled=idle.count(Idle.CANCELLED),
+        num_quarantined=idle.count(Idle.QUARANTINED),
         reward_mean=float(np.mean(rewards)) if rewards else None,
         reward_std=float(np.std(rewards)) if rewards else None,
         mean_turns=_mean([len(trajectory.turns) for trajectory in trajectories]),
@@ -144,14 +167,28 @@ def _spans_of(reasons_T: NDArray[np.object_]) -> tuple[MaskSpan, ...]:
     return tuple(spans)
 
 
-def _train_row(row: Row, trajectory: Trajectory, advantage: float) -> TrainRow:
+def _train_row(
+    row: Row, trajectory: Trajectory, advantage: float, spec: RunSpec, weight_version: int
+) -> TrainRow:
+    same_weights_T: NDArray[np.bool_] | None = None
+    if spec.stage is Stage.RL:  # nothing sampled a demonstration
+        same_weights_T = np.zeros(row.num_tokens, dtype=np.bool_)
+        for span in row.version_spans:
+            same_weights_T[span.start : span.end] = span.weight_version == weight_version
     return TrainRow(
         trajectory_id=trajectory.trajectory_id,
         ids_T=row.token_ids_T,
         trained_T=row.mask_T(),
         rollout_logprobs_T=row.logprobs_T,
         advantage=advantage,
+        same_weights_T=same_weights_T,
     )
+
+
+def _why_idle(arrival: Arrival) -> Idle:
+    if arrival.quarantined:
+        return Idle.QUARANTINED
+    return Idle.CANCELLED if arrival.trajectory.outcome is Outcome.CANCELLED else Idle.INFRA_FAILED
 
 
 def _staleness(trajectories: Sequence[Trajectory], weight_version: int) -> Staleness | None:

@@ -55,6 +55,8 @@ class TrainerWorker:
             run: RunRecord | None = None
             try:
                 run = await self._parts.store.runs.claim_next() or await self._next_to_make_ready()
+                # A run that failed after its end is never taken up again, and would stay on the board.
+                self._parts.progress.keep_only(None if run is None else run.run_id)
                 if run is None:
                     await self._idle(stop)
                     continue

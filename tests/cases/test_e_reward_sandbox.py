@@ -319,6 +319,11 @@ async def test_E26_task_without_a_visible_fault_is_not_admitted(grader: TestsGra
     assert failing == ["failure_reproduces"]
 
 
+async def test_E26_task_whose_hidden_files_hold_no_test_is_not_admitted(grader: TestsGrader) -> None:
+    checks = await admit("E26", make_task(hidden={"test_calc.py": "from calc import add\n"}), None, grader)
+    assert [check.name for check in checks if not check.ok] == ["failure_reproduces"]
+
+
 async def test_E27_code_at_collection_runs_inside(sandbox: Sandbox) -> None:
     session = await sandbox.open("E27", LIMITS)
     owned = "import os\nos.system('touch /tmp/owned; id -u > /tmp/who')\n"

@@ -7,7 +7,7 @@ PRACTICUM_SGLANG_MODEL.
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -90,6 +90,26 @@ def output_logprobs(answer: Json) -> list[float]:
 def check_logprobs(answer: Json, ids: list[int], reference: Reference, temperature: float = 1.0) -> None:
     expected = reference.logprobs(ids + answer["output_ids"], len(ids), temperature)
     assert output_logprobs(answer) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    """Polls until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def until_held(engine: Engine, num_waiting: int) -> None:
+    """Waits until a paused engine holds so many requests."""
+    if engine.is_ours:
+        until(lambda: load(engine.client)["num_waiting_reqs"] == num_waiting, "the engine holds no request")
+    else:
+        time.sleep(0.3)  # SGLang holds them before its scheduler, where nothing shows them
+
+
+def load(client: httpx.Client) -> Json:
+    return dict(client.get("/v1/loads").json()["loads"][0])
 
 
 # what a generation says
@@ -214,7 +234,8 @@ def test_abort_when_running_gives_partial_tokens_with_logprobs(engine: Engine) -
 def test_abort_when_the_id_is_unknown_is_no_error_and_ends_nothing(engine: Engine) -> None:
     running = engine.begin(PROMPT, rid="ab-2", max_new_tokens=LONG, ignore_eos=True)
     assert engine.post("/abort_request", {"rid": "nobody"}).status_code == 200
-    time.sleep(0.1)
+    before = load(engine.client)["num_used_tokens"]
+    until(lambda: load(engine.client)["num_used_tokens"] > before, "the request does not go on")
     assert not running.done()
     engine.post("/abort_request", {"abort_all": True})
     assert running.result(20)["meta_info"]["finish_reason"]["type"] == "abort"
@@ -224,7 +245,7 @@ def test_abort_when_queued_gives_an_empty_output(engine: Engine) -> None:
     only_ours(engine, "SGLang loses an abort that arrives while it is paused")
     engine.post("/pause_generation", {"mode": "retract"})
     queued = engine.pool.submit(engine.generate, PROMPT, rid="qu-1", max_new_tokens=4)
-    time.sleep(0.3)
+    until_held(engine, 1)
     engine.post("/abort_request", {"rid": "qu-1"})
     answer = queued.result(10)
     assert answer["output_ids"] == []
@@ -236,10 +257,7 @@ def test_generate_when_the_client_goes_away_stops_running(engine: Engine) -> Non
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": LONG, "ignore_eos": True}}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{engine.client.base_url}/generate", json=body, timeout=0.3)
-    deadline = time.monotonic() + 6
-    while engine.num_running():
-        assert time.monotonic() < deadline, "the request outlived its client"
-        time.sleep(0.1)
+    until(lambda: not engine.num_running(), "the request outlived its client", timeout_s=6)
 
 
 # weights
@@ -252,7 +270,7 @@ def test_update_when_running_requests_are_retracted_starts_a_version_span(engine
     answer = engine.update(engine.other, "b")
     assert (answer.status_code, answer.json()["success"]) == (200, True)
     waiting = engine.pool.submit(engine.generate, PROMPT, max_new_tokens=4, ignore_eos=True)
-    time.sleep(0.3)
+    until_held(engine, 2)  # it, and the retracted one
     assert not waiting.done()
     assert engine.post("/continue_generation").status_code == 200
     assert engine.client.get("/ready").status_code == 200
@@ -356,7 +374,7 @@ def test_pause_when_abort_ends_running_requests_and_holds_new_ones(engine: Engin
     assert partial["meta_info"]["finish_reason"]["type"] == "abort"
     assert partial["output_ids"]
     held = engine.pool.submit(engine.generate, PROMPT, max_new_tokens=2, ignore_eos=True)
-    time.sleep(0.3)
+    until_held(engine, 1)
     assert not held.done()
     engine.post("/continue_generation")
     assert len(held.result(20)["output_ids"]) == 2
@@ -486,7 +504,8 @@ def test_sigterm_when_requests_run_answers_them_and_leaves(tmp_path: Path) -> No
     with cpu_engine(model) as (url, server), ThreadPoolExecutor(1) as pool:
         body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
         running = pool.submit(httpx.post, f"{url}/generate", json=body, timeout=30)
-        time.sleep(0.4)
+        with httpx.Client(base_url=url, timeout=30) as client:
+            until(lambda: load(client)["total_output_tokens"] > 0, "the engine does not run the request")
         server.terminate()
         answer = running.result(20).json()
         assert server.wait(20) == 0

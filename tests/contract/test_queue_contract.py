@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import redis.asyncio as redis
 
 from practicum.errors import IntakeError
 from practicum.ids import new_id
@@ -138,6 +139,46 @@ async def test_F02_trim_when_entries_are_owed_removes_only_what_every_group_acke
     assert await queue.trim(stream) == 2
     owed = await queue.read_own_pending(stream, "slow", "b")
     assert [entry.unpack(RunChanged).run_id for entry in owed] == ["run-2"]
+
+
+async def test_delete_when_a_stream_is_over_leaves_nothing_of_it(
+    queue: Queue, stream: str, request: pytest.FixtureRequest
+) -> None:
+    other = f"{stream}:of-another"
+    for name in (stream, other):
+        await queue.ensure_group(name, GROUP)
+        await publish(queue, name, 2)
+    assert await read(queue, stream, "a", max_entries=1) == ["run-0"]
+    for _ in range(2):
+        await asyncio.sleep(CLAIM_AFTER_S)
+        await claim(queue, stream, "a")
+    await asyncio.sleep(CLAIM_AFTER_S)
+    await claim(queue, stream, "a")
+    assert await queue.dead_letters(stream, GROUP) != []
+    await queue.delete(stream)
+    await queue.delete(stream)
+    if isinstance(queue, RedisQueue):
+        client = redis.Redis.from_url(request.getfixturevalue("redis_url"))
+        assert await client.keys(f"{stream}*") == [other.encode()]
+        await client.aclose()
+    assert await queue.dead_letters(stream, GROUP) == []
+    assert await queue.read_own_pending(stream, GROUP, "a") == []
+    depth = await queue.depth(stream, GROUP)
+    assert (depth.undelivered, depth.pending) == (0, 0)
+    assert await read(queue, other, "a") == ["run-0", "run-1"]
+
+
+async def test_delete_when_a_reader_waits_lets_it_read_what_is_published_later(
+    queue: Queue, stream: str
+) -> None:
+    await queue.ensure_group(stream, GROUP)
+    waiting = asyncio.create_task(queue.read(stream, GROUP, "a", max_entries=1, wait_s=5))
+    await asyncio.sleep(0.05)
+    await queue.delete(stream)
+    await publish(queue, stream, 1)
+    async with asyncio.timeout(5):
+        entries = await waiting or await queue.read(stream, GROUP, "a", max_entries=1, wait_s=5)
+    assert [entry.unpack(RunChanged).run_id for entry in entries] == ["run-0"]
 
 
 async def test_unpack_when_the_type_differs_is_an_intake_error(queue: Queue, stream: str) -> None:

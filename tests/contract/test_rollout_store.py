@@ -108,7 +108,12 @@ def ending(number: int = 0, **changes: object) -> Ending:
 
 def note(number: int = 0, reward: float | None = 1.0, attempt: int = 1) -> GradeNote:
     return GradeNote(
-        episode_id=f"ep_{number}", attempt=attempt, outcome=Outcome.COMPLETED, reward=reward, grade=b"g"
+        episode_id=f"ep_{number}",
+        attempt=attempt,
+        outcome=Outcome.COMPLETED,
+        reward=reward,
+        grade=b"g",
+        error="" if reward is not None else "no sandbox\x00",
     )
 
 
@@ -166,12 +171,13 @@ async def test_suite_when_two_versions_exist_is_found_newest_first(engine: Async
 
 async def test_verdict_when_given_twice_stands(engine: AsyncEngine) -> None:
     store = await with_tasks(engine, make_task(state=TaskState.ADMITTING))
-    assert [task.name for task in await store.admitting(limit=5)] == ["one"]
+    assert await store.admitting_ids() == ["task_one"]
     await store.set_verdict("task_one", admitted=False, reasons=[{"name": "leak", "ok": False}])
     await store.set_verdict("task_one", admitted=True, reasons=[])
     task = await store.get_task("task_one")
     assert task.state is TaskState.REJECTED
     assert task.reasons == ({"name": "leak", "ok": False},)
+    assert await store.admitting_ids() == []
 
 
 async def test_run_when_bound_keeps_its_suite(engine: AsyncEngine) -> None:
@@ -222,8 +228,9 @@ async def test_grades_when_delivered_twice_or_late_count_once(engine: AsyncEngin
     graded, failed = await store.get("ep_0"), await store.get("ep_1")
     assert (graded.state, graded.reward, graded.grade) == (EpisodeState.GRADED, 1.0, b"g")
     assert (failed.state, failed.reward) == (EpisodeState.INFRA_FAILED, None)
-    assert [episode.episode_id for episode in await store.graded_since("run_1", 0)] == ["ep_0", "ep_1"]
-    assert await store.graded_since("run_1", 1) == []
+    assert (graded.error, failed.error) == ("", "no sandbox\ufffd")
+    assert [episode.episode_id for episode in await store.ended_since("run_1", 0)] == ["ep_0", "ep_1"]
+    assert await store.ended_since("run_1", 1) == []
 
 
 async def test_cancel_when_the_episode_is_open_owes_its_group_an_end(engine: AsyncEngine) -> None:
@@ -279,7 +286,9 @@ async def test_evaluation_when_every_episode_has_ended_completes_once(engine: As
         finished_at=None,
     )
     members = [member(number, run_id="", evaluation_id="eval_1") for number in range(3)]
-    await store.create(evaluation, members)
+    assert await store.create(evaluation, members, creation("k", response="first")) == "first"
+    again = replace(evaluation, evaluation_id="eval_2")
+    assert await store.create(again, [], creation("k", response="second")) == "first"
     assert await store.running() == [evaluation]
     await episodes.end(ending(0), NOW)
     await episodes.end(ending(1, num_turns=5), NOW)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -210,6 +210,28 @@ async def test_record_publish_when_it_fails_then_works_shows_both(store: Trainer
     run = await store.runs.get(run_id)
     assert (run.published_version, run.publish_error) == (1, "")
     assert (await store.runs.steps(run_id))[0].publish == {"seconds": 0.5}
+
+
+async def test_note_unpublished_when_a_try_said_why_leaves_its_word(store: TrainerStore) -> None:
+    run_id = await running(store)
+    await store.runs.record_publish(run_id, 0, ok=True, error="", publish={})
+    await store.runs.note_unpublished(run_id, "given up")
+    assert (await store.runs.get(run_id)).publish_error == ""  # it is served
+    await store.runs.commit_step(run_id, written=written(1), episodes=[], num_groups=1, metrics={})
+    await store.runs.note_unpublished(run_id, "given up")
+    assert (await store.runs.get(run_id)).publish_error == "given up"
+    await store.runs.record_publish(run_id, 1, ok=False, error="e0: refused", publish={})
+    await store.runs.note_unpublished(run_id, "given up")
+    assert (await store.runs.get(run_id)).publish_error == "e0: refused"
+
+
+async def test_over_when_asked_since_a_time_gives_what_ended_after_it(store: TrainerStore) -> None:
+    ended, going = await running(store), (await store.runs.create(rl_spec())).run_id
+    run = await store.runs.change_state(ended, RunState.STOPPED, allowed={RunState.RUNNING})
+    assert going not in await store.runs.over(since=None)
+    assert await store.runs.over(since=None) == [ended]
+    assert await store.runs.over(since=run.updated_at) == [ended]
+    assert await store.runs.over(since=run.updated_at + timedelta(seconds=1)) == []
 
 
 async def test_retire_when_done_leaves_the_record_but_not_among_the_kept(store: TrainerStore) -> None:

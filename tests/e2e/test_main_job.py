@@ -1,6 +1,5 @@
 """The main job with every process real: short, interrupted, and with the trainer killed in the middle."""
 
-import asyncio
 import json
 import os
 import signal
@@ -14,9 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from practicum.cli.main import TINY_FOLDER
-from practicum.cli.process import ProcessFailed
-from practicum.cli.stack import Stack, StackOptions, read_stack
+from practicum.cli.stack import read_stack
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -84,8 +81,8 @@ def test_demo_when_run_short_trains_publishes_reports_and_leaves_no_process(tmp_
     assert report["heldout_before"]["num_tasks"] == 16
     assert report["episodes_infra_failed"] == 0
     assert 0 < report["tokens_trained"] <= report["tokens_generated"]
-    # Rollout and trainer compute in fp32 with different kernels; stale tokens differ by what was learned.
-    assert report["logprob_mismatch_max"] < 2.0
+    # At equal weights rollout and trainer differ by their kernels' rounding in fp32 alone.
+    assert report["logprob_mismatch_max"] < 1e-3
     assert processes_of(tmp_path) == []
 
 
@@ -129,23 +126,3 @@ def test_trainer_when_killed_in_the_middle_goes_on_and_trains_nothing_twice(tmp_
     assert steps == list(range(1, num_steps + 1))
     assert [row[0] for row in sorted(consumed)] == steps
     assert total == distinct == num_steps * 64, "every step took 8 groups of 8, each episode once"
-
-
-async def test_stack_when_an_engine_cannot_start_names_it_and_shows_its_log(tmp_path: Path) -> None:
-    options = StackOptions(data_dir=tmp_path / "data", model=tmp_path / "no-such-model")
-    stack = Stack(options)
-    async with asyncio.timeout(180):
-        with pytest.raises(ProcessFailed, match="engine ended with status"):
-            await stack.start()
-    assert processes_of(tmp_path) == []
-
-
-async def test_stack_when_one_runs_on_the_folder_refuses_a_second(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    addresses = Stack(StackOptions(data_dir=folder, model=TINY_FOLDER)).addresses
-    (folder / "stack.json").write_text(
-        json.dumps({name: getattr(addresses, name) for name in addresses.__slots__})
-    )
-    with pytest.raises(ProcessFailed, match="already runs"):
-        await Stack(StackOptions(data_dir=folder, model=TINY_FOLDER)).start()

@@ -220,6 +220,12 @@ async def test_grade_and_admit_over_grpc(service: Service) -> None:
     wrong = pb.WorkspaceDiff(changed=[pb.WorkspaceFile(path="calc.py", content=b"def add(a, b): return 0\n")])
     refused = await call(stub.Admit, pb.AdmitRequest(task=task, reference=wrong), timeout_s=TIMEOUT_S)
     assert [check.name for check in refused.checks if not check.ok] == ["reference_passes"]
+    for hidden, named in (({"data.txt": "x"}, "data.txt"), ({"test_b.py": "def (:\n"}, "test_b.py")):
+        admitting = pb.AdmitRequest(task=task_to_pb(make_task(hidden=hidden)))
+        refused = await call(stub.Admit, admitting, timeout_s=TIMEOUT_S)
+        assert [(check.name, check.ok) for check in refused.checks] == [("well_formed", False)]
+        assert not refused.admitted
+        assert named in refused.checks[0].detail
     leaked = task_to_pb(make_task())  # its hidden tests are the visible ones
     refused = await call(stub.Admit, pb.AdmitRequest(task=leaked), timeout_s=TIMEOUT_S)
     assert [check.name for check in refused.checks if not check.ok] == ["no_leak"]
@@ -239,6 +245,10 @@ async def test_rest_grades_now_and_shows_the_sandbox(service: Service) -> None:
         bad = await client.post("/v1/grades", json=body | {"workspace": leaving})
         assert bad.status_code == 422
         assert bad.json()["errors"][0]["field"] == "workspace.files[0].path"
+        broken = {"files": {"test_hidden.py": "def test_a(:\n"}, "editable": ["calc.py"]}
+        bad = await client.post("/v1/grades", json=body | {"grader": broken})
+        assert (bad.status_code, bad.json()["errors"][0]["field"]) == (422, "grader.files")
+        assert "test_hidden.py" in bad.json()["detail"]
         unknown = await client.post("/v1/grades", json=body | {"graders": 1})
         assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "graders")
         shown = (await client.get("/v1/sandbox/capabilities")).json()

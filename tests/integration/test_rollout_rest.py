@@ -4,11 +4,23 @@ import base64
 import io
 import tarfile
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from services.rollout.rest.workspaces import MAX_WORKSPACE_BYTES, check_path, check_tree, unpack_tar
+from services.reward.integrity import paths
+from services.reward.rpc import convert
+from services.reward.sandbox.limits import LARGEST, SMALLEST, SandboxLimits
+from services.rollout.rest.models import LIMIT_BOUNDS, MAX_GRADER_TIMEOUT_S, MAX_TASK_BYTES
+from services.rollout.rest.workspaces import (
+    MAX_FILES,
+    MAX_PATH_LENGTH,
+    MAX_WORKSPACE_BYTES,
+    check_path,
+    check_tree,
+    unpack_tar,
+)
 from services.rollout.scheduler.runs import RunState
 from tests.fixtures.rollout import Json, Rollout, make_run, rollout_service, suite_body, task_body
 
@@ -47,6 +59,17 @@ def with_tar(*members: tuple[str, bytes] | tarfile.TarInfo) -> Json:
 
 GRADER = task_body()["grader"]
 LINK = tarfile.SYMTYPE
+HALF = "\ud800"  # half of a surrogate pair: JSON can write it, no database and no file can hold it
+MEBIBYTE = 1 << 20
+
+
+def with_grader(**changes: object) -> Json:
+    return {"grader": GRADER | changes}
+
+
+def with_reference(**changes: object) -> Json:
+    return {"reference": changes}
+
 
 BAD_TASKS: list[tuple[str, Json, str]] = [
     ("unknown field", {"colour": "red"}, "colour"),
@@ -85,7 +108,36 @@ BAD_TASKS: list[tuple[str, Json, str]] = [
     ("tar with a device", with_tar(special("null", tarfile.CHRTYPE)), "workspace.tar_base64"),
     ("tar with a pipe", with_tar(special("pipe", tarfile.FIFOTYPE)), "workspace.tar_base64"),
     ("tar with a path twice", with_tar(("a", b"1"), ("a", b"2")), "workspace.tar_base64"),
-    ("reference outside", {"reference": {"files": {"/x": ""}}}, "reference.files"),
+    ("tar with an odd name", with_tar(("a\udcff", b"")), "workspace.tar_base64"),
+    ("path inside .git", {"workspace": {"files": {"a/.Git/config": ""}}}, "workspace.files"),
+    ("path too long", {"workspace": {"files": {"x" * 513: ""}}}, "workspace.files"),
+    ("too many files", {"workspace": {"files": {f"f{n}": "" for n in range(2001)}}}, "workspace.files"),
+    ("half a character in a file", {"workspace": {"files": {"a": HALF}}}, "workspace.files"),
+    ("half a character in a path", {"workspace": {"files": {HALF: ""}}}, "workspace.files"),
+    ("half a character in the instruction", {"instruction": HALF}, "instruction"),
+    ("half a character in a tag", {"tags": [HALF]}, "tags"),
+    ("half a character in a glob", with_grader(editable=[HALF]), "grader.editable"),
+    ("half a character in a hidden test", with_grader(files={"test_a.py": HALF}), "grader.files"),
+    ("half a character in an unknown field", {HALF: 1}, ""),
+    ("grader without an editable path", with_grader(editable=[]), "grader.editable"),
+    ("grader that takes too long", with_grader(timeout_s=901), "grader.timeout_s"),
+    ("grader without a test file", with_grader(files={"check.py": "", "tests.py": ""}), "grader.files"),
+    ("grader whose test is no Python", with_grader(files={"test_a.py": "def ("}), "grader.files"),
+    (
+        "grader with one test that is no Python",
+        with_grader(files={"test_a.py": "", "x_test.py": "("}),
+        "grader",
+    ),
+    ("grader whose test only parses", with_grader(files={"test_a.py": "return"}), "grader.files"),
+    ("grader whose test holds U+0000", with_grader(files={"test_a.py": "\x00"}), "grader.files"),
+    ("limit below what starts Python", {"limits": {"memory_bytes": MEBIBYTE}}, "limits.memory_bytes"),
+    ("limit above the largest", {"limits": {"call_wall_s": 901}}, "limits.call_wall_s"),
+    ("reference outside", with_reference(files={"/x": ""}), "reference.files"),
+    ("reference with half a character", with_reference(files={"calc.py": HALF}), "reference.files"),
+    ("reference with file and folder", with_reference(files={"a": "", "a/b": ""}), "reference.files"),
+    ("reference too large", with_reference(files={"a": "x" * (33 * MEBIBYTE)}), "reference.files"),
+    ("reference removes outside", with_reference(removed=["../x"]), "reference.removed"),
+    ("reference changes what it removes", with_reference(files={"a": ""}, removed=["a"]), "reference"),
     ("unknown suite", {"suite": "nothing"}, "suite"),
 ]
 
@@ -100,6 +152,48 @@ async def test_task_when_malformed_is_refused_by_field_and_not_stored(
     assert problem["trace_id"]
     assert problem["errors"][0]["field"].startswith(field), problem
     assert len((await rollout.get("/v1/tasks"))["items"]) == 1
+
+
+async def test_task_when_its_parts_are_too_large_together_is_refused_with_the_sizes(rollout: Rollout) -> None:
+    await rollout.post("/v1/suites", suite_body(1), expect=201)
+    text = "x" * (22 * MEBIBYTE)
+    large = {"workspace": {"files": {"a": text}}, "reference": {"files": {"a": text}}} | with_grader(
+        files={"test_a.py": "", "data": text}
+    )
+    problem = await rollout.post("/v1/tasks", task_body("two") | {"suite": "bugs"} | large, expect=422)
+    assert f"hold {3 * len(text)} bytes together; at most {MAX_TASK_BYTES}" in problem["detail"]
+    fitting = {"workspace": {"files": {"a": text}}, "reference": {"files": {"a": text}}}
+    await rollout.post("/v1/tasks", task_body("two") | {"suite": "bugs"} | fitting, expect=201)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_grader(files={"pkg/calc_test.py": "", "data.txt": "def ("}),
+        with_grader(files={"test_a.py": "PATTERN = '\\d'\n"}),  # a warning is no error
+        with_grader(timeout_s=900),
+        {"limits": {"session_wall_s": 4 * 3600, "memory_bytes": 128 * MEBIBYTE, "cpu_s": 0}},
+        {"workspace": {"files": {"x" * 512: ""}}},
+        with_reference(files={"calc.py": ""}, removed=["old.py"]),
+    ],
+)
+async def test_task_when_at_a_bound_is_stored(rollout: Rollout, change: Json) -> None:
+    await rollout.post("/v1/suites", suite_body(1), expect=201)
+    await rollout.post("/v1/tasks", task_body("two") | {"suite": "bugs"} | change, expect=201)
+
+
+def test_bounds_when_compared_are_those_of_the_reward_service() -> None:
+    reward_bounds = {
+        field.name: (getattr(SMALLEST, field.name), getattr(LARGEST, field.name))
+        for field in fields(SandboxLimits)
+    }
+    assert reward_bounds == LIMIT_BOUNDS
+    assert convert.MAX_GRADER_TIMEOUT_S == MAX_GRADER_TIMEOUT_S
+    assert (MAX_FILES, MAX_WORKSPACE_BYTES, MAX_PATH_LENGTH) == (
+        paths.MAX_WORKSPACE_FILES,
+        paths.MAX_WORKSPACE_BYTES,
+        paths.MAX_PATH_CHARS,
+    )
 
 
 async def test_suite_when_one_task_is_bad_stores_none(rollout: Rollout) -> None:
@@ -155,7 +249,7 @@ async def test_task_when_stored_shows_no_hidden_test(rollout: Rollout) -> None:
         ({"split": "dev"}, "split"),
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"samples_per_task": 0}, "samples_per_task"),
+        ({"episodes_per_task": 0}, "episodes_per_task"),
         ({"max_turns": 0}, "max_turns"),
         ({"top_p": 0.9}, "top_p"),
         ({"seed": -1}, "seed"),
@@ -171,6 +265,21 @@ async def test_evaluation_when_malformed_is_refused_by_field(
     assert (await rollout.get("/v1/episodes"))["items"] == []
 
 
+async def test_evaluation_when_posted_again_with_its_key_is_the_same(rollout: Rollout) -> None:
+    await rollout.post("/v1/suites", suite_body(4), expect=201)
+    body = {"suite": "bugs", "num_tasks": 2, "episodes_per_task": 2}
+    first = await rollout.post("/v1/evaluations", body, expect=202, key="k")
+    assert await rollout.post("/v1/evaluations", body, expect=202, key="k") == first
+    episodes = (await rollout.get(f"/v1/episodes?evaluation_id={first['evaluation_id']}"))["items"]
+    assert len((await rollout.get("/v1/episodes"))["items"]) == len(episodes) == 4
+    problem = await rollout.post("/v1/evaluations", body | {"seed": 1}, expect=422, key="k")
+    assert problem["errors"][0]["field"] == "Idempotency-Key"
+    other = await rollout.post("/v1/evaluations", body, expect=202)
+    assert other != first
+    problem = await rollout.post("/v1/evaluations", body, expect=422, key="k" * 201)
+    assert problem["errors"][0]["field"] == "Idempotency-Key"
+
+
 DEMONSTRATION: Json = {"task": "task-0", "turns": [{"tool_calls": [{"name": "finish", "arguments": {}}]}]}
 
 
@@ -183,6 +292,15 @@ DEMONSTRATION: Json = {"task": "task-0", "turns": [{"tool_calls": [{"name": "fin
         ({"demonstrations": [DEMONSTRATION | {"turns": []}]}, "demonstrations[0].turns"),
         ({"demonstrations": [DEMONSTRATION, DEMONSTRATION | {"task": "x"}]}, "demonstrations[1].task"),
         ({"demonstrations": [DEMONSTRATION | {"turns": [{"text": 1}]}]}, "demonstrations[0].turns[0].text"),
+        (
+            {
+                "demonstrations": [
+                    DEMONSTRATION
+                    | {"turns": [{"tool_calls": [{"name": "x", "arguments": {"a": [{HALF: 1}]}}]}]}
+                ]
+            },
+            "demonstrations[0].turns[0].tool_calls[0].arguments",
+        ),
         (
             {"demonstrations": [DEMONSTRATION | {"turns": [{"tool_calls": [{"name": "x"}]}]}]},
             "demonstrations[0].turns[0].tool_calls[0].arguments",
@@ -257,7 +375,23 @@ def test_path_when_plain_passes(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/a", "a//b", "./a", "a/.", "..", "a/../b", "a\\b", "a\nb", "a/", "x" * 2000]
+    "path",
+    [
+        "",
+        "/a",
+        "a//b",
+        ".git",
+        "a/.GIT/x",
+        "\ud800",
+        "./a",
+        "a/.",
+        "..",
+        "a/../b",
+        "a\\b",
+        "a\nb",
+        "a/",
+        "x" * 2000,
+    ],
 )
 def test_path_when_not_plain_is_refused(path: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 — the reasons differ

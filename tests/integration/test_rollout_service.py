@@ -1,12 +1,17 @@
 """The rollout service as a whole, over real SQL and gRPC, with a scripted engine and reward service."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
-from practicum.errors import Conflict, Overloaded, SandboxError
+from practicum.clock import SystemClock
+from practicum.errors import Conflict, Overloaded, QueueError, QueueFull, SandboxError
 from practicum.queue.memory import MemoryQueue
 from practicum.queue.streams import GRADING, trajectories
 from practicum.trajectory import MaskReason, Outcome, Trajectory
@@ -104,6 +109,86 @@ async def test_run_when_it_pauses_finishes_what_it_began_and_goes_on_after(tmp_p
         assert {request.trajectory.group_index for request in requests} == {4, 5}
 
 
+async def test_run_when_it_pauses_shortly_plays_no_episode_twice(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        rollout.trainer.runs["run_1"] = make_run(state=RunState.PAUSED)
+        await until(lambda: not rollout.service.follower.follows("run_1"))
+        rollout.trainer.runs["run_1"] = make_run()
+        await until(lambda: rollout.service.follower.follows("run_1"))
+        await asyncio.sleep(0.2)
+        assert rollout.engines[0].num_running == 8
+        rollout.engines[0].hold.set()
+        requests = await rollout.graded(8, lambda request: 1.0)
+        assert {request.trajectory.attempt for request in requests} == {1}
+        assert len({request.trajectory.episode_id for request in requests}) == 8
+        assert len(rollout.engines[0].requests) == 8 * 3
+
+
+async def test_run_when_another_takes_the_engines_from_its_pause_plays_its_episodes_again_after(
+    tmp_path: Path,
+) -> None:
+    async with rollout_service(tmp_path) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        rollout.trainer.runs["run_1"] = make_run(state=RunState.PAUSED)
+        await until(lambda: not rollout.service.follower.follows("run_1"))
+        await rollout.publish("run_2", 0)
+        await until(lambda: rollout.engines[0].num_running == 0)
+        rollout.engines[0].hold.set()
+        assert len((await rollout.get("/v1/episodes?run_id=run_1&state=running"))["items"]) == 8
+        rollout.trainer.runs["run_1"] = make_run()
+        await rollout.publish("run_1", 0)
+        requests = await rollout.graded(8, lambda request: 1.0)
+        assert {request.trajectory.attempt for request in requests} == {2}
+
+
+class MovableClock(SystemClock):
+    """The system's clock, which a test can put forward."""
+
+    ahead_s = 0.0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.ahead_s)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+def execute(database: Path, statement: str) -> None:
+    """Change the service's database behind its back."""
+    with closing(sqlite3.connect(database, timeout=20)) as connection:
+        connection.execute(statement)
+
+
+async def test_episodes_when_their_end_was_lost_are_played_again(tmp_path: Path) -> None:
+    clock = MovableClock()
+    async with rollout_service(tmp_path, clock=clock) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        # Not a fault that passes, which is waited for: no attempt's end can be stored.
+        refuse = (
+            "CREATE TRIGGER lost BEFORE INSERT ON rollout_trajectories BEGIN SELECT RAISE(ABORT, ''); END"
+        )
+        await asyncio.to_thread(execute, tmp_path / "rollout.sqlite", refuse)
+        rollout.engines[0].hold.set()
+
+        async def all_lost() -> bool:
+            return 'errors_total{worker="episode"} 8.0' in (await rollout.rest.get("/metrics")).text
+
+        await until(all_lost)
+        await asyncio.to_thread(execute, tmp_path / "rollout.sqlite", "DROP TRIGGER lost")
+        await asyncio.sleep(0.3)
+        assert len(rollout.engines[0].requests) == 8 * 3
+        clock.ahead_s = 61
+        requests = await rollout.graded(8, lambda request: 1.0)
+        assert {request.trajectory.attempt for request in requests} == {2}
+
+
 async def test_run_when_the_service_restarts_plays_its_open_episodes_again_as_the_next_attempt(
     tmp_path: Path,
 ) -> None:
@@ -157,7 +242,7 @@ async def test_engines_when_a_running_run_has_them_refuse_another(tmp_path: Path
 async def test_evaluation_when_graded_sums_up(tmp_path: Path) -> None:
     async with rollout_service(tmp_path) as rollout:
         await rollout.post("/v1/suites", suite_body(8), expect=201)
-        body = {"suite": "bugs", "num_tasks": 4, "samples_per_task": 2, "max_tokens": 2000, "seed": 1}
+        body = {"suite": "bugs", "num_tasks": 4, "episodes_per_task": 2, "max_tokens": 2000, "seed": 1}
         made = await rollout.post("/v1/evaluations", body, expect=202)
         passed_tasks: set[str] = set()
 
@@ -300,6 +385,91 @@ async def test_run_when_the_trajectory_stream_was_lost_has_its_groups_sent_again
         assert {trajectory.reward for trajectory in found} == {0.5}
         for trajectory in found:
             trajectory.check()
+
+
+async def test_run_when_it_stalls_has_its_cancelled_episodes_sent_again_too(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path, stalled_after_s=0.5) as rollout:
+        rollout.engines[0].hold.clear()
+        await follow(rollout)
+        await until(lambda: rollout.engines[0].num_running == 8)
+        items = (await rollout.get("/v1/episodes?run_id=run_1"))["items"]
+        cancelled_id = items[0]["episode_id"]
+        await rollout.post(f"/v1/episodes/{cancelled_id}:cancel", {}, expect=200)
+        rollout.engines[0].hold.set()
+        await rollout.graded(7, lambda request: 0.5)
+        found = await sent_to_trainer(rollout, 9)
+        assert [trajectory.episode_id for trajectory in found].count(cancelled_id) == 2
+        assert len({trajectory.episode_id for trajectory in found}) == 8
+
+
+class FaultyQueue(MemoryQueue):
+    """A queue that refuses what is sent to grading, or breaks on it a few times; it is never trimmed."""
+
+    is_away = True
+    num_defects = 0
+
+    async def publish(self, stream: str, message: Message, *, traceparent: str = "") -> str:
+        if stream == GRADING and self.is_away:
+            raise QueueFull("no room")
+        if stream == GRADING and self.num_defects:
+            self.num_defects -= 1
+            raise ValueError("a defect")
+        return await super().publish(stream, message, traceparent=traceparent)
+
+    async def trim(self, stream: str) -> int:
+        raise QueueError("not now")
+
+
+async def test_debts_when_one_cannot_be_sent_are_settled_but_for_that_one(tmp_path: Path) -> None:
+    queue, clock = FaultyQueue(claim_after_s=1e9), MovableClock()
+    workers = ["engines", "runs", "grades"]
+    async with rollout_service(tmp_path, queue=queue, workers=workers, clock=clock) as rollout:
+        await follow(rollout)
+        await until(_has_all(rollout, 8))
+        await until(lambda: not rollout.reward.open_sessions)
+        await asyncio.sleep(0.2)
+        queue.is_away, queue.num_defects = False, 1
+        clock.ahead_s = 61  # past the moment for a look at everything, trimming included
+        await rollout.service.reconciler.round()
+        requests = await rollout.graded(7, lambda request: 1.0)
+        assert len({request.trajectory.episode_id for request in requests}) == 7
+        await until(_has_all(rollout, 7, "graded"))
+        assert await rollout.service.reconciler.settle_overdue() == 0, "its time begins again"
+        clock.ahead_s = 122
+        assert await rollout.service.reconciler.settle_overdue() == 1
+
+
+class SlowReward(ScriptedReward):
+    """Tools that wait until a test lets them go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def CallTool(self, request: Any, context: Any) -> Any:
+        await self.go.wait()
+        return await super().CallTool(request, context)
+
+
+async def test_demonstration_when_cancelled_while_it_waits_is_not_played(tmp_path: Path) -> None:
+    reward = SlowReward()
+    async with rollout_service(tmp_path, reward=reward, max_episodes=1) as rollout:
+        await rollout.post("/v1/suites", suite_body(3), expect=201)
+        rollout.trainer.runs["sft"] = make_run("sft", state=RunState.PENDING)
+        turns = [{"tool_calls": [{"name": "finish", "arguments": {}}]}]
+        body = {"run_id": "sft", "demonstrations": [{"task": "task-0", "turns": turns}] * 2}
+        await rollout.post("/v1/demonstrations", body, expect=202)
+        await until(lambda: reward.open_sessions)
+        playing = next(iter(reward.open_sessions)).rpartition("-")[0]
+        items = (await rollout.get("/v1/episodes?run_id=sft"))["items"]
+        [waiting] = [item["episode_id"] for item in items if item["episode_id"] != playing]
+        await rollout.post(f"/v1/episodes/{waiting}:cancel", {}, expect=200)
+        reward.go.set()
+        found = await sent_to_trainer(rollout, 2, "sft")
+        await until(lambda: not reward.open_sessions)
+        await asyncio.sleep(0.2)
+        assert {trajectory.outcome for trajectory in found} == {Outcome.COMPLETED, Outcome.CANCELLED}
+        assert len(reward.opened) == 1
 
 
 async def test_readiness_when_an_engine_is_away_names_it(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ class RecordingRolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         self.requests.append(request)
         return rollout_pb2.PublishWeightsResponse(ok=True, weight_version=request.weight_version)
 
+    async def GetSuite(
+        self, request: rollout_pb2.GetSuiteRequest, context: Any
+    ) -> rollout_pb2.GetSuiteResponse:
+        """Every suite is there."""
+        return rollout_pb2.GetSuiteResponse(suite_id=request.suite, num_train_admitted=1)
+
 
 class TrainerProcess:
     """`python -m services.trainer.main` over one folder."""

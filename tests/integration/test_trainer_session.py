@@ -123,7 +123,8 @@ async def test_run_when_trajectories_are_bad_sets_them_aside_and_closes_their_gr
         )
         body = await trainer.until(run_id, lambda body: body["state"] == "completed")
         assert body["quarantined"] == 1
-        assert body["steps"][0]["trajectories"] == 2
+        step = body["steps"][0]
+        assert (step["trajectories"], step["quarantined"], step["infra_failed"]) == (2, 1, 0)
         listed = (await trainer.client.get(f"/v1/runs/{run_id}/quarantine")).json()["items"]
         assert [(entry["trajectory_id"], entry["reason"]) for entry in listed] == [
             (broken.trajectory_id, "checksum")
@@ -156,6 +157,22 @@ async def test_publish_when_it_fails_is_retried_and_shown(tmp_path: Path, model:
         rollout.refuse = False
         body = await trainer.until(run_id, lambda body: body["published_version"] == 1)
         assert body["publish_error"] == ""
+        assert not body["publish_pending"]
+
+
+async def test_run_when_its_last_version_is_never_served_ends_and_says_so(
+    tmp_path: Path, model: Path
+) -> None:
+    rollout = RecordingRollout(hang=True)
+    async with serving(tmp_path, rollout=rollout, publish_patience_s=0.1) as trainer:
+        run_id = await trainer.make_run(model, num_steps=1)
+        await send_group(trainer, run_id, 0)
+        body = await trainer.until(run_id, lambda body: body["weight_version"] == 1)
+        assert body["publish_pending"] or body["state"] == "completed"
+        body = await trainer.until(run_id, lambda body: body["state"] == "completed")
+        assert (body["weight_version"], body["published_version"]) == (1, None)
+        assert not body["publish_pending"]
+        assert "not served within 0.1 s" in body["publish_error"]
 
 
 async def test_pause_when_running_holds_and_resume_goes_on(tmp_path: Path, model: Path) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -20,6 +22,8 @@ from services.reward.sandbox.limits import MEBIBYTE, SandboxLimits
 from services.reward.sandbox.self_check import attack_all, require_safe
 from tests.fixtures.reward import LIMITS, files
 
+T = TypeVar("T")
+PLANTER = "planter-of-test"  # a process name: at most 15 characters
 GENEROUS = replace(
     LIMITS, memory_bytes=2048 * MEBIBYTE, num_processes=200, file_size_bytes=64 * MEBIBYTE, cpu_s=30
 )
@@ -32,6 +36,14 @@ async def inside(sandbox: Sandbox, code: str, limits: SandboxLimits = LIMITS, wa
         return await session.run_python(code, wall_s=wall_s)
     finally:
         await session.close()
+
+
+async def until(condition: Callable[[], T]) -> T:
+    """What the condition gives once it is neither empty nor 0."""
+    async with asyncio.timeout(20):
+        while not (found := await asyncio.to_thread(condition)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return found
 
 
 def outside(code: str) -> str:
@@ -193,22 +205,25 @@ async def test_attack_another_session(sandbox: Sandbox) -> None:
     second = await sandbox.open("b", LIMITS)
     plant = (
         "import os, socket\nfor place in ('/tmp', '/dev/shm', '/work'):\n    open(place + '/planted', 'w').write('x')\n"  # noqa: E501
-        "server = socket.socket(socket.AF_UNIX)\nserver.bind(b'\\0planted')\nserver.listen()\nprint('planted')\n"  # noqa: E501
-        "import time\ntime.sleep(1)\n"
+        "server = socket.socket(socket.AF_UNIX)\nserver.bind(b'\\0planted')\nserver.listen()\nprint('planted', flush=True)\n"  # noqa: E501
+        f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{PLANTER}')  # its name, which the host sees\n"
+        "time.sleep(20)\n"
     )
     look = (
         "import os, socket\nprint([p for p in ('/tmp', '/dev/shm', '/work') if os.path.exists(p + '/planted')])\n"  # noqa: E501
         "try: socket.socket(socket.AF_UNIX).connect(b'\\0planted'); print('reached')\nexcept OSError: print('held')\n"  # noqa: E501
     )
     async with asyncio.TaskGroup() as both:
-        planting = both.create_task(first.run_python(plant, wall_s=5))
-        await asyncio.sleep(0.3)
-        looking = both.create_task(second.run_python(look, wall_s=5))
+        planting = both.create_task(first.run_python(plant, wall_s=20))
+        planter = await until(lambda: _process_named(PLANTER))  # now it is all there to be found
+        looked = await second.run_python(look, wall_s=5)
+        assert _process_named(PLANTER) == planter  # and still is
+        os.kill(planter, signal.SIGKILL)
     left = await first.run_python(look, wall_s=5)
     await first.close()
     await second.close()
     assert planting.result().output == "planted\n"
-    assert looking.result().output == "[]\nheld\n"
+    assert looked.output == "[]\nheld\n"
     assert left.output.startswith(
         "['/tmp', '/dev/shm', '/work']"
     )  # the attack can succeed: in its own session
@@ -254,12 +269,20 @@ async def test_close_ends_every_process(sandbox: Sandbox) -> None:
     before = await asyncio.to_thread(_num_processes)
     session = await sandbox.open("close", LIMITS)
     running = asyncio.create_task(session.run(["sh", "-c", "setsid sleep 61 & sleep 62"], wall_s=30))
-    await asyncio.sleep(0.3)
-    assert await asyncio.to_thread(_num_processes) >= before + 3
+    await until(lambda: _num_processes() >= before + 3)
     await session.close()
     assert await asyncio.to_thread(_num_processes) == before
     with pytest.raises(SandboxError):
         await running
+
+
+def _process_named(name: str) -> int:
+    """The id of the process with this name on the host; 0 for none."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n":
+                return int(pid)
+    return 0
 
 
 def _num_processes() -> int:

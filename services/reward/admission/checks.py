@@ -25,7 +25,7 @@ class Check:
 
 async def admit(admission_id: str, task: Task, reference: Changes | None, grader: Grader) -> list[Check]:
     """The checks in order; a task is admitted where all are ok. Raises `GraderError`."""
-    well_formed = _well_formed(task)
+    well_formed = _well_formed(task, grader)
     if not well_formed.ok:
         return [well_formed]
     checks = [well_formed, _no_leak(task)]
@@ -46,14 +46,13 @@ async def admit(admission_id: str, task: Task, reference: Changes | None, grader
     return checks
 
 
-def _well_formed(task: Task) -> Check:
+def _well_formed(task: Task, grader: Grader) -> Check:
     try:
         check_files("workspace", task.workspace)
         check_files("grader", task.grader.files)
+        grader.check(task.grader)
     except InvalidInput as error:
         return Check(name="well_formed", ok=False, detail=str(error))
-    if not task.grader.files:
-        return Check(name="well_formed", ok=False, detail="grader.files: a tests grader needs hidden tests")
     if not task.grader.editable:
         return Check(name="well_formed", ok=False, detail="grader.editable: no change could ever count")
     return Check(name="well_formed", ok=True, detail="files and paths are sound")
@@ -70,6 +69,10 @@ def _no_leak(task: Task) -> Check:
 
 
 def _fails_before(grade: Grade) -> Check:
+    if not grade.tests:
+        return Check(
+            name="failure_reproduces", ok=False, detail="the hidden files hold no test; name one `test_...`"
+        )
     if grade.reward == 0.0:
         failing = [test.test_id for test in grade.tests if test.status != "passed"]
         return Check(name="failure_reproduces", ok=True, detail=f"fails before: {', '.join(failing[:3])}")

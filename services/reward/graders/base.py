@@ -40,6 +40,10 @@ class Verdict:
 class Grader(Protocol):
     """Grades changes to a task's workspace."""
 
+    def check(self, spec: GraderSpec) -> None:
+        """Raises `InvalidInput` that says what to mend where nobody could grade with this."""
+        ...
+
     async def grade(self, grading_id: str, task: Task, changes: Changes) -> Verdict:
-        """Raises `GraderError` where the platform could not grade."""
+        """Raises `InvalidInput` as `check` does, and `GraderError` where the platform could not grade."""
         ...

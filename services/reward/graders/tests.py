@@ -2,26 +2,31 @@
 
 A test counts as passed only with a record of its own that says so. No record, a skip, an expected failure, a
 broken import, a limit or a runner that never got to its end all count as failed. What the platform broke is
-`GraderError`, never 0.
+`GraderError`, and hidden tests that cannot run at all are `InvalidInput`; neither is ever 0.
 """
 
 import ast
-import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from practicum.errors import GraderError, SandboxError
+from practicum.clock import Clock
+from practicum.errors import GraderError, InvalidInput, SandboxError
+from practicum.telemetry.logs import get_logger
 from practicum.trajectory import Grade, GradeComponent, TestResult
-from services.reward.graders.base import Task, Verdict
+from services.reward.graders.base import GraderSpec, Task, Verdict
 from services.reward.integrity.clean_room import ONE_PROCESS, CleanRoom, CleanRun, runnable_paths
 from services.reward.integrity.paths import apply_changes
 from services.reward.integrity.separation import Separation, decide
 from services.reward.sandbox.base import Changes, File, FileRefused
 
+_log = get_logger(__name__)
+
 NAME = "tests"
 VERSION = "1"
 MAX_EVIDENCE = 50
 _ATTEMPTS = 3  # sandboxes that break are made anew this often
+_FIRST_WAIT_S = 0.5  # before the second attempt, doubled before each further one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +36,27 @@ class TestsGrader:
     __test__ = False  # not a test class, whatever its name says to pytest
 
     clean_room: CleanRoom
+    clock: Clock
+
+    def check(self, spec: GraderSpec) -> None:
+        """See `base.Grader`."""
+        if not spec.files:
+            raise InvalidInput("grader.files", "is empty; a tests grader needs hidden tests")
+        runnable = set(runnable_paths(spec.files))
+        if not runnable:
+            names = ", ".join(file.path for file in spec.files[:3])
+            raise InvalidInput(
+                "grader.files", f"{names}: no test file; name one `test_*.py` or `*_test.py`, or add one"
+            )
+        for file in spec.files:
+            if file.path in runnable:
+                _check_syntax(file)
 
     async def grade(self, grading_id: str, task: Task, changes: Changes) -> Verdict:
         """See `base.Grader`."""
-        started_s = time.monotonic()
+        started_s = self.clock.monotonic()
         grader = task.grader
-        if not runnable_paths(grader.files):
-            raise GraderError("the grader has no test file (`test_*.py` or `*_test.py`)")
+        self.check(grader)
         applied = apply_changes(task.workspace, changes, grader.editable)
         separation = decide(task.workspace, grader.files, grader.editable)
         run = await self._run(grading_id, task, applied.files, separation)
@@ -53,7 +72,7 @@ class TestsGrader:
             grader=NAME,
             grader_version=VERSION,
             sandbox_backend=self.clean_room.sandbox.name,
-            seconds=time.monotonic() - started_s,
+            seconds=self.clock.monotonic() - started_s,
         )
         return Verdict(grade=grade, tampered=applied.tampered)
 
@@ -61,6 +80,7 @@ class TestsGrader:
         self, grading_id: str, task: Task, candidate: Sequence[File], separation: Separation
     ) -> CleanRun:
         grader = task.grader
+        wait_s = _FIRST_WAIT_S
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self.clean_room.run(
@@ -75,6 +95,10 @@ class TestsGrader:
             except (SandboxError, FileRefused) as error:
                 if attempt == _ATTEMPTS:
                     raise GraderError(f"no clean room after {attempt} attempts: {error}") from error
+                _log.warning("grading.attempt_failed", grading_id=grading_id, error=str(error))
+            # a backend that has just died is on its way back: attempts in a row would all meet its absence
+            await self.clock.sleep(wait_s)
+            wait_s *= 2
         raise AssertionError("unreachable")
 
 
@@ -105,15 +129,11 @@ def results(files: Sequence[File], run: CleanRun) -> tuple[TestResult, ...]:
 
 
 def defined_tests(files: Sequence[File]) -> list[str]:
-    """Ids of the test functions that stand in the test files, without running them."""
+    """Ids of the test functions that stand in the (checked) test files, without running them."""
     found = []
     for path in runnable_paths(files):
         content = next(file.content for file in files if file.path == path)
-        try:
-            body = ast.parse(content).body
-        except (SyntaxError, ValueError) as error:
-            raise GraderError(f"the hidden test file {path} cannot be parsed: {error}") from error
-        for node in body:
+        for node in ast.parse(content).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
                 found.append(f"{path}::{node.name}")
             elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
@@ -123,6 +143,21 @@ def defined_tests(files: Sequence[File]) -> list[str]:
                     if isinstance(inner, ast.FunctionDef) and inner.name.startswith("test")
                 ]
     return found
+
+
+def _check_syntax(file: File) -> None:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            # more than parsing: also what only the compiler sees, like a `return` outside a function
+            compile(file.content, file.path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f"line {error.lineno}" if error.lineno else "the file"
+        raise InvalidInput(
+            "grader.files", f"{file.path}: correct its syntax; {where} is no Python ({error.msg})"
+        ) from error
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        raise InvalidInput("grader.files", f"{file.path}: Python cannot compile it ({reason})") from error
 
 
 def ended_well(run: CleanRun) -> bool:

@@ -10,14 +10,18 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from practicum.errors import SandboxError
+from practicum.telemetry.logs import get_logger
 from services.reward.integrity.paths import is_editable
 from services.reward.integrity.separation import Separation
-from services.reward.sandbox.base import File, Ran, Sandbox, TestRun
+from services.reward.sandbox.base import File, Ran, Sandbox, Session, TestRun
 from services.reward.sandbox.limits import SandboxLimits
 
 APART = "apart"
 ONE_PROCESS = "one_process"
 _END_S = 1.0
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ class CleanRoom:
             try:
                 subject = await self.sandbox.open(f"{run_id}/candidate", limits, link=candidate_end)
             except BaseException:
-                await judge.close()
+                await _close(judge)
                 raise
         try:
             async with asyncio.TaskGroup() as both:
@@ -92,8 +96,8 @@ class CleanRoom:
             raise group.exceptions[0] from None
         finally:
             async with asyncio.TaskGroup() as both:
-                both.create_task(judge.close())
-                both.create_task(subject.close())
+                both.create_task(_close(judge))
+                both.create_task(_close(subject))
         served = None if serving.cancelled() else serving.result()
         return CleanRun(tests=run, candidate=served, mode=APART)
 
@@ -105,8 +109,16 @@ class CleanRoom:
             await session.lay_out(files, pristine=False)
             run = await session.judge(runnable_paths(tests), functions={}, wall_s=wall_s)
         finally:
-            await session.close()
+            await _close(session)
         return CleanRun(tests=run, candidate=None, mode=ONE_PROCESS)
+
+
+async def _close(session: Session) -> None:
+    """Ends a session whose work is done; that it does not end well takes nothing from the verdict."""
+    try:
+        await session.close()
+    except SandboxError as error:
+        _log.error("clean_room.close_failed", session_id=session.session_id, error=str(error))
 
 
 def runnable_paths(files: Sequence[File]) -> list[str]:

@@ -2,13 +2,16 @@
 
 from datetime import datetime
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from practicum.rest.models import ApiModel
 from practicum.trajectory import Grade, Outcome
 from services.reward.store.grades import StoredGrade
 
-_PATH_EXAMPLE = {"calc.py": "def add(a, b):\n    return a + b\n"}
+_PATH_EXAMPLE: dict[str, JsonValue] = {"calc.py": "def add(a, b):\n    return a + b\n"}
+_HIDDEN_EXAMPLE: dict[str, JsonValue] = {
+    "test_hidden.py": "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+}
 
 
 class ComponentBody(ApiModel):
@@ -65,9 +68,7 @@ class GraderBody(ApiModel):
     kind: str = Field(default="tests", description="The grader.")
     files: dict[str, str] = Field(
         description="Hidden files, added after the changes.",
-        examples=[
-            {"test_hidden.py": "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"}
-        ],
+        examples=[_HIDDEN_EXAMPLE],
     )
     editable: list[str] = Field(
         min_length=1, description="Globs of paths whose changes count.", examples=[["calc.py"]]
@@ -78,6 +79,19 @@ class GraderBody(ApiModel):
 class GradeRequestBody(ApiModel):
     """Grade a workspace now, without an episode. The answer is not stored."""
 
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "workspace": {"files": {"calc.py": "def add(a, b):\n    return a - b\n"}},
+                    "changed": _PATH_EXAMPLE,
+                    "grader": {"kind": "tests", "files": _HIDDEN_EXAMPLE, "editable": ["calc.py"]},
+                }
+            ]
+        },
+    )
+
     workspace: FilesBody = Field(
         description="The pristine workspace.",
         examples=[{"files": {"calc.py": "def add(a, b):\n    return a - b\n"}}],
@@ -86,7 +100,7 @@ class GradeRequestBody(ApiModel):
         default={}, description="Files that were changed or added, whole.", examples=[_PATH_EXAMPLE]
     )
     removed: list[str] = Field(default=[], description="Paths that were removed.", examples=[[]])
-    grader: GraderBody
+    grader: GraderBody = Field(description="How the workspace is graded.")
 
 
 class CapabilitiesBody(ApiModel):

@@ -39,6 +39,7 @@ def grades_router(store: GradeStore, grading: Grading, defaults: SandboxLimits) 
         ] = DEFAULT_PAGE_SIZE,
         page_token: Annotated[str | None, Query(description="From the page before.")] = None,
     ) -> Page[StoredGradeBody]:
+        """Each with its components, tests and evidence."""
         after = decode_page_token(page_token) if page_token else None
         found = await store.page(run_id=run_id, after=after, limit=page_size + 1)
         items = [stored_grade_body(stored) for stored in found[:page_size]]
@@ -51,10 +52,12 @@ def grades_router(store: GradeStore, grading: Grading, defaults: SandboxLimits) 
     async def get_grade(
         trajectory_id: Annotated[str, Path(description="The trajectory.", examples=["ep_0197f0c2-1"])],
     ) -> StoredGradeBody:
+        """404 where it was not graded yet."""
         return stored_grade_body(await store.get(trajectory_id))
 
     @router.post("", summary="Grade a workspace now; the answer is not stored")
     async def grade_now(body: GradeRequestBody) -> GradeBody:
+        """As an episode is graded: in a clean sandbox, with only the changes that `editable` lets count."""
         task = Task(
             task_id="ad-hoc",
             workspace=_files(body.workspace.files),
@@ -82,6 +85,7 @@ def sandbox_router(
 
     @router.get("/capabilities", summary="What the sandbox enforces")
     async def capabilities() -> CapabilitiesBody:
+        """Also what the self-attack met at boot, and how many sessions are open."""
         return CapabilitiesBody(
             capabilities=dict(sandbox.capabilities()),
             attacks={name: finding.detail for name, finding in findings.items()},

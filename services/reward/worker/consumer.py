@@ -5,6 +5,7 @@ acknowledged only after its grade is stored and published, so that a crash anywh
 """
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, replace
 
 from practicum.clock import Clock
@@ -40,31 +41,34 @@ class GradingWorker:
     concurrency: int
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Consumes until told to stop; what is in hand then is finished."""
-        await self.queue.ensure_group(GRADING, GROUP)
-        in_hand: set[asyncio.Task[None]] = set()
+        """Consumes until told to stop, first what an earlier life left; what is in hand then is finished."""
+        owed: deque[Entry] | None = None  # None = not known yet
+        in_hand: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
                 free = self.concurrency - len(in_hand)
                 if free == 0:
-                    await asyncio.wait(in_hand, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(in_hand.values(), return_when=asyncio.FIRST_COMPLETED)
                     continue
-                for entry in await self._read(free):
-                    task = group.create_task(self._handle(entry))
-                    in_hand.add(task)
-                    task.add_done_callback(in_hand.discard)
+                try:
+                    if owed is None:
+                        owed = deque(await self.queue.read_own_pending(GRADING, GROUP, self.consumer))
+                    entries = [owed.popleft()] if owed else await self._read(free)
+                except QueueError as error:
+                    _log.warning("grading.read_failed", error=str(error))
+                    await self.clock.sleep(RETRY_S)
+                    continue
+                for entry in entries:
+                    if entry.entry_id in in_hand:
+                        continue  # a grading longer than the claim time, claimed from ourselves
+                    in_hand[entry.entry_id] = group.create_task(self._handle(entry, in_hand))
 
     async def _read(self, max_entries: int) -> list[Entry]:
-        try:
-            return await self.queue.read(
-                GRADING, GROUP, self.consumer, max_entries=max_entries, wait_s=READ_WAIT_S
-            )
-        except QueueError as error:
-            _log.warning("grading.read_failed", error=str(error))
-            await self.clock.sleep(RETRY_S)
-            return []
+        return await self.queue.read(
+            GRADING, GROUP, self.consumer, max_entries=max_entries, wait_s=READ_WAIT_S
+        )
 
-    async def _handle(self, entry: Entry) -> None:
+    async def _handle(self, entry: Entry, in_hand: dict[str, asyncio.Task[None]]) -> None:
         try:
             await self.grade_entry(entry)
         except PracticumError as error:
@@ -72,6 +76,8 @@ class GradingWorker:
             _log.error("grading.entry_failed", entry_id=entry.entry_id, code=error.code, error=str(error))
         except Exception:  # noqa: BLE001 — a worker outlives any one entry
             _log.exception("grading.entry_crashed", entry_id=entry.entry_id)
+        finally:
+            in_hand.pop(entry.entry_id, None)
 
     async def grade_entry(self, entry: Entry) -> None:
         """Grades one entry (or takes its stored grade), publishes it, and acknowledges the entry."""

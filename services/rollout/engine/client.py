@@ -24,6 +24,10 @@ from services.rollout.engine.generation import FinishReason, Generation, version
 _CONTROL_TIMEOUT_S = 10.0
 
 
+class EngineUnreachable(EngineError):
+    """Nobody answers at the engine's address, or the connection broke: it is gone, not wrong or slow."""
+
+
 class EngineClient:
     """Calls one engine. `engine_id` names it in version spans and logs."""
 
@@ -51,7 +55,10 @@ class EngineClient:
         stop_token_ids: Sequence[int],
         timeout_s: float,
     ) -> Generation:
-        """Sample one turn. Raises `InvalidInput` for bad ids or bounds, `EngineError` for the rest."""
+        """Sample one turn. Raises `InvalidInput` for bad ids or bounds, `EngineError` for the rest.
+
+        `EngineUnreachable` among them: no token of this request came back, so it may be sent again.
+        """
         refuse_cut_distribution(sampling)
         self._check_ids(prompt_ids_T)
         if len(prompt_ids_T) + sampling.max_new_tokens > self.context_length:
@@ -138,6 +145,8 @@ class EngineClient:
             response = await self._http.request(method, self.base_url + path, json=body, timeout=timeout_s)
         except httpx.TimeoutException as error:
             raise EngineError(f"{self.engine_id} {path}: no answer in {timeout_s} s") from error
+        except httpx.NetworkError as error:
+            raise EngineUnreachable(f"{self.engine_id} {path}: {type(error).__name__}: {error}") from error
         except httpx.HTTPError as error:
             raise EngineError(f"{self.engine_id} {path}: {type(error).__name__}: {error}") from error
         if response.status_code != 200:

@@ -2,7 +2,7 @@
 
 An engine leaves after three failures in a row and returns after two successes in a row. A busy engine
 that misses one probe keeps its work; work in flight at an engine that left is never failed by this gate,
-only by its own deadline.
+only by its own deadline. An engine that refuses connections is gone and leaves at once.
 """
 
 FAILURES_TO_LEAVE = 3
@@ -15,6 +15,11 @@ class HealthGate:
     def __init__(self) -> None:
         self.is_open = False
         self._streak = 0  # results in a row that speak against the present state
+
+    def close(self) -> None:
+        """Take the engine out at once; it returns like any other."""
+        self.is_open = False
+        self._streak = 0
 
     def record(self, healthy: bool) -> bool:
         """Take one probe's result; True where the gate changed."""

@@ -15,7 +15,7 @@ from practicum.clock import Clock
 from practicum.errors import EngineError
 from practicum.telemetry.logs import get_logger
 from practicum.trajectory import Ids, SamplingParams
-from services.rollout.engine.client import EngineClient
+from services.rollout.engine.client import EngineClient, EngineUnreachable
 from services.rollout.engine.generation import Generation, version_of
 from services.rollout.engine.health import HealthGate
 from services.rollout.engine.meter import SlotMeter, Usage
@@ -24,6 +24,7 @@ log = get_logger("rollout.engine")
 
 _MAX_AFFINITIES = 4096
 _ABORT_DEADLINE_S = 2.0
+_MAX_SENDS = 4  # times a request is sent where each engine it came to was gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class Engine:
         self.slots = asyncio.Semaphore(num_slots)
         self.num_waiting = 0
         self.weights_lock = asyncio.Lock()  # one change of weights at a time
-        self.label = ""  # the weights it is known to hold; empty until asked
+        self.label = ""  # its name for the weights it is known to hold; empty until asked
+        self.held: Serving | None = None  # those weights; None = not ones that this service served
         self.needs_reload = False
         self.recent_labels: deque[str] = deque(maxlen=4)
         self.refused_labels: set[str] = set()
@@ -73,16 +75,17 @@ class Engine:
         """Requests at it or waiting for it, a slot."""
         return (self.meter.num_in_flight + self.num_waiting) / self.num_slots
 
-    def holds(self, label: str) -> None:
-        """Record what it serves from now on."""
+    def holds(self, label: str, held: Serving | None = None) -> None:
+        """Record what it serves from now on; `label` is not `held.label` where it refused that name."""
         self.label = label
+        self.held = held
         self.recent_labels.append(label)
 
 
 class EnginePool:
     """Every engine of the service."""
 
-    def __init__(self, engines: Sequence[Engine], *, clock: Clock, route_wait_s: float = 30.0) -> None:
+    def __init__(self, engines: Sequence[Engine], *, clock: Clock, route_wait_s: float = 120.0) -> None:
         self.engines = tuple(engines)
         self.serving: Serving | None = None  # None = no engine has been reached yet
         self._clock = clock
@@ -117,16 +120,53 @@ class EnginePool:
         """Sample one turn at the engine of `affinity`. Raises `EngineError`, or `InvalidInput` for bad ids.
 
         `timeout_s` counts from the moment a slot is free; a request that is cancelled or late is aborted
-        at the engine, so that it does not go on there for nobody.
+        at the engine, so that it does not go on there for nobody. An engine that turns out to be gone leaves
+        routing, and the request goes to another, or waits for one.
         """
         asked_at_s = self._clock.monotonic()
-        engine = await self._route(affinity)
-        engine.num_waiting += 1
-        try:
-            await engine.slots.acquire()
-        finally:
-            engine.num_waiting -= 1
-        started_at_s = self._clock.monotonic()
+        for num_sends in range(1, _MAX_SENDS + 1):
+            engine = await self._take_slot(affinity)
+            started_at_s = self._clock.monotonic()
+            try:
+                generation = await self._generate_in_slot(
+                    engine, prompt_ids_T, request_id, sampling, stop_token_ids, timeout_s
+                )
+                break
+            except EngineUnreachable as error:
+                if engine.gate.is_open:
+                    log.warning("engine.gone", engine_id=engine.engine_id, error=str(error))
+                engine.gate.close()
+                if num_sends == _MAX_SENDS:
+                    raise
+        self._check_labels(engine, generation)
+        return replace(
+            generation,
+            generation_s=self._clock.monotonic() - started_at_s,
+            waiting_s=started_at_s - asked_at_s,
+        )
+
+    async def _take_slot(self, affinity: str) -> Engine:
+        """A slot at an engine that is usable at the moment the slot is taken."""
+        while True:
+            engine = await self._route(affinity)
+            engine.num_waiting += 1
+            try:
+                await engine.slots.acquire()
+            finally:
+                engine.num_waiting -= 1
+            if engine.is_routable:
+                return engine
+            engine.slots.release()
+
+    async def _generate_in_slot(
+        self,
+        engine: Engine,
+        prompt_ids_T: Ids,
+        request_id: str,
+        sampling: SamplingParams,
+        stop_token_ids: Sequence[int],
+        timeout_s: float,
+    ) -> Generation:
         num_tokens = 0
         engine.meter.enter()
         try:
@@ -137,12 +177,7 @@ class EnginePool:
         finally:
             engine.meter.leave(num_tokens)
             engine.slots.release()
-        self._check_labels(engine, generation)
-        return replace(
-            generation,
-            generation_s=self._clock.monotonic() - started_at_s,
-            waiting_s=started_at_s - asked_at_s,
-        )
+        return generation
 
     async def _generate_at(
         self,

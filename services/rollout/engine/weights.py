@@ -5,25 +5,30 @@ resume, then compare prompt logprobs with the publisher's. The comparison comes 
 paused engine answers nothing; what it generates meanwhile carries the new label, and if the comparison
 fails that label is refused, so no such token becomes data. On a failure the engine loads the previous
 folder; an engine where that fails too leaves routing until a full reload succeeds. The served version
-moves only after the weights are in place.
+moves only after the weights are in place. A change that began goes on to its end although whoever asked for
+it left: half of one would leave engines paused.
 """
 
 import asyncio
 import hashlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from practicum.clock import Clock
-from practicum.errors import CheckpointError, Conflict, EngineError
+from practicum.errors import CheckpointError, Conflict, EngineError, PracticumError
 from practicum.telemetry.logs import get_logger
 from practicum.trajectory import Floats, Ids
+from services.rollout.engine.generation import version_of
 from services.rollout.engine.pool import Engine, EnginePool, Serving
 
 log = get_logger("rollout.weights")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,10 @@ class PublishReport:
 
 
 class WeightPublisher:
-    """Changes what the pool serves; one publication at a time."""
+    """Changes what the pool serves; one publication at a time.
+
+    `on_takeover` is told a run whose weights are about to be, or have been, replaced by another's.
+    """
 
     def __init__(
         self,
@@ -77,14 +85,28 @@ class WeightPublisher:
         *,
         clock: Clock,
         save: Callable[[Serving], Awaitable[None]],
+        on_takeover: Callable[[str], None] = lambda run_id: None,
         update_timeout_s: float = 120.0,
     ) -> None:
         self._pool = pool
         self._clock = clock
         self._save = save
+        self._on_takeover = on_takeover
         self._update_timeout_s = update_timeout_s
         self.refused: set[tuple[str, int]] = set()  # (run, version) pairs that their probes spoke against
+        self._proven: Serving | None = None  # the last that was compared with its publisher's probes
         self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether weights are on their way to engines."""
+        return self._lock.locked()
+
+    async def close(self) -> None:
+        """Wait for changes that began; none is left half-way."""
+        if self._changes:
+            await asyncio.wait(self._changes)
 
     async def publish(self, publication: Publication) -> PublishReport:
         """Serve a version everywhere, or nowhere new.
@@ -92,26 +114,44 @@ class WeightPublisher:
         Raises `Conflict` for an older version without `rollback`, `CheckpointError` where the folder's
         manifest is not the published one, `EngineError` where no engine can be reached.
         """
+        return await self._to_its_end(self._publish(publication))
+
+    async def reload(self, engine: Engine) -> None:
+        """Put the served weights on an engine that lost or never had them; `EngineError` where it cannot."""
+        await self._to_its_end(self._reload(engine))
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, T]) -> T:
+        # A task of its own, held here: its caller's cancellation (a client that left) must not cut it off.
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_end)
+            raise
+
+    async def _publish(self, publication: Publication) -> PublishReport:
         async with self._lock:
             serving = self._pool.serving
             engines = [engine for engine in self._pool.engines if engine.gate.is_open and engine.label]
             if serving is None or not engines:
                 raise EngineError("no engine can be reached")
-            if _is_served(serving, publication, engines):
+            is_proven = not publication.probes or serving == self._proven
+            if is_proven and _is_served(serving, publication, engines):
                 return self._report([_unchanged(engine) for engine in engines])
             _refuse_older(serving, publication)
             await asyncio.to_thread(check_manifest, Path(publication.path), publication.manifest_sha256)
             target = Serving(
                 run_id=publication.run_id,
                 weight_version=publication.weight_version,
-                label=_fresh_label(publication.weight_version, engines),
+                label=_unrefused(str(publication.weight_version), self._pool.engines),
                 path=publication.path,
                 manifest_sha256=publication.manifest_sha256,
             )
             return await self._roll_out(target, serving, publication, engines)
 
-    async def reload(self, engine: Engine) -> None:
-        """Put the served weights on an engine that lost or never had them; `EngineError` where it cannot."""
+    async def _reload(self, engine: Engine) -> None:
         async with self._lock, engine.weights_lock:
             serving = self._pool.serving
             assert serving is not None
@@ -122,6 +162,7 @@ class WeightPublisher:
     async def _roll_out(
         self, target: Serving, previous: Serving, publication: Publication, engines: list[Engine]
     ) -> PublishReport:
+        self._tell_takeover(previous, target)
         first, *others = sorted(engines, key=lambda engine: not engine.is_routable)
         results = [await self._update(first, target, previous, publication)]
         if results[0].ok:
@@ -133,6 +174,9 @@ class WeightPublisher:
             results += [task.result() for task in tasks]
             await self._save(target)
             self._pool.serving = target
+            if publication.probes:
+                self._proven = target
+            self._tell_takeover(previous, target)  # the other run may have gone on meanwhile
             self.refused.discard((target.run_id, target.weight_version))
         elif results[0].max_logprob_diff > publication.tolerance:
             self.refused.add((target.run_id, target.weight_version))
@@ -148,6 +192,10 @@ class WeightPublisher:
         )
         return self._report(results)
 
+    def _tell_takeover(self, previous: Serving, target: Serving) -> None:
+        if previous.run_id not in ("", target.run_id):
+            self._on_takeover(previous.run_id)
+
     async def _update(
         self, engine: Engine, target: Serving, previous: Serving | None, publication: Publication
     ) -> EngineResult:
@@ -159,7 +207,7 @@ class WeightPublisher:
                 diff = await _largest_diff(engine, publication.probes)
                 if diff > publication.tolerance:
                     raise EngineError(f"logprobs differ by {diff:.3g}, tolerance {publication.tolerance:.3g}")
-            except EngineError as error:
+            except PracticumError as error:
                 engine.refused_labels.add(target.label)
                 engine.needs_reload = True
                 if previous is not None:
@@ -182,13 +230,21 @@ class WeightPublisher:
         )
 
     async def _load(self, engine: Engine, target: Serving) -> float:
-        """Pause, load, resume; the seconds paused. A failed load leaves it paused: it may hold a mixture."""
+        """Pause, load, resume; the seconds paused. A failed load leaves it paused: it may hold a mixture.
+
+        Loaded under another name where this engine refused the target's: see `generation`.
+        """
+        label = _unrefused(target.label, [engine])
         paused_at_s = self._clock.monotonic()
-        await engine.client.pause()
-        engine.meter.set_paused(True)
-        await engine.client.update_weights(target.path, target.label, timeout_s=self._update_timeout_s)
-        engine.holds(target.label)
-        await engine.client.resume()
+        try:
+            await engine.client.pause()
+            engine.meter.set_paused(True)
+            await engine.client.update_weights(target.path, label, timeout_s=self._update_timeout_s)
+            engine.holds(label, target)
+            await engine.client.resume()
+        except BaseException:
+            engine.needs_reload = True
+            raise
         engine.meter.set_paused(False)
         return self._clock.monotonic() - paused_at_s
 
@@ -230,7 +286,7 @@ def _is_served(serving: Serving, publication: Publication, engines: list[Engine]
         publication.path,
         publication.manifest_sha256,
     )
-    return same and all(engine.label == serving.label and not engine.needs_reload for engine in engines)
+    return same and all(engine.held == serving and not engine.needs_reload for engine in engines)
 
 
 def _refuse_older(serving: Serving, publication: Publication) -> None:
@@ -247,13 +303,19 @@ def _unchanged(engine: Engine) -> EngineResult:
     return EngineResult(engine_id=engine.engine_id, ok=True, weight_version=engine.weight_version)
 
 
-def _fresh_label(weight_version: int, engines: list[Engine]) -> str:
+def _unrefused(wanted: str, engines: Sequence[Engine]) -> str:
+    """The label, or the next name of its version that none of these engines refused."""
     refused = set[str]().union(*(engine.refused_labels for engine in engines))
-    label, retry = str(weight_version), 0
+    label, retry = wanted, 0
     while label in refused:
         retry += 1
-        label = f"{weight_version}.{retry}"
+        label = f"{version_of(wanted)}.{retry}"
     return label
+
+
+def _log_end(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("weights.change_failed", error=str(error))
 
 
 async def _largest_diff(engine: Engine, probes: tuple[Probe, ...]) -> float:

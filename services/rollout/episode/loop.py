@@ -93,7 +93,8 @@ async def run_episode(
         progress.ledger.open(chat.open(progress.messages, progress.schemas))
         async with sandboxes.open(spec.trajectory_id, spec.task) as sandbox:
             outcome = await _take_turns(spec, progress, policy, sandbox, chat)
-            diff = await sandbox.snapshot()
+            # Work past its time counts for nothing, and its sandbox may have ended with the time.
+            diff = b"" if outcome is Outcome.TIMED_OUT else await sandbox.snapshot()
     except PracticumError as error:
         failure = f"{error.code}: {error}"
         return EpisodeRecord(

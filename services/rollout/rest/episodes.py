@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from practicum.rest.models import Page
 from practicum.rest.paging import DEFAULT_PAGE_SIZE, decode_page_token, encode_page_token
@@ -15,13 +15,15 @@ from services.rollout.rest.suites import PageSize, PageToken
 from services.rollout.scheduler.reconciler import Reconciler
 from services.rollout.store.episodes import EpisodeState, EpisodeStore, StoredEpisode
 
+EpisodeId = Annotated[str, Path(description="The episode.", examples=["ep_0197f0c2a1b27c3d8e4f5a6b7c8d9e0f"])]
+
 
 def episode_router(*, store: EpisodeStore, reconciler: Reconciler) -> APIRouter:
     """The routes of episodes."""
     router = APIRouter(prefix="/v1", tags=["episodes"])
 
     @router.get("/episodes/{episode_id}", summary="One episode with its turns and token-level rows")
-    async def get_episode(episode_id: str) -> EpisodeDetail:
+    async def get_episode(episode_id: EpisodeId) -> EpisodeDetail:
         """Rows hold ids, mask reasons, logprobs and weight versions; empty until the episode has ended."""
         episode = await store.get(episode_id)
         stored = await store.trajectory(episode_id, episode.attempt)
@@ -29,9 +31,9 @@ def episode_router(*, store: EpisodeStore, reconciler: Reconciler) -> APIRouter:
 
     @router.get("/episodes", summary="Episodes, oldest first")
     async def list_episodes(
-        run_id: Annotated[str | None, Query()] = None,
-        evaluation_id: Annotated[str | None, Query()] = None,
-        state: EpisodeState | None = None,
+        run_id: Annotated[str | None, Query(description="Only episodes of this run.")] = None,
+        evaluation_id: Annotated[str | None, Query(description="Only episodes of this evaluation.")] = None,
+        state: Annotated[EpisodeState | None, Query(description="Only episodes in this state.")] = None,
         page_size: PageSize = DEFAULT_PAGE_SIZE,
         page_token: PageToken = None,
     ) -> Page[EpisodeView]:
@@ -45,7 +47,7 @@ def episode_router(*, store: EpisodeStore, reconciler: Reconciler) -> APIRouter:
         return Page(items=[EpisodeView(**_plain(episode)) for episode in found], next_page_token=token)
 
     @router.post("/episodes/{episode_id}:cancel", summary="End an episode")
-    async def cancel_episode(episode_id: str) -> EpisodeView:
+    async def cancel_episode(episode_id: EpisodeId) -> EpisodeView:
         """409 where it has ended. The episode's group closes without it."""
         return EpisodeView(**_plain(await reconciler.cancel(episode_id)))
 

@@ -25,9 +25,17 @@ from services.rollout.scheduler.admission import Admitter
 from services.rollout.store.suites import Creation, Suite, SuiteStore
 from services.rollout.tasks import Split, Task, TaskState
 
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)]
-PageToken = Annotated[str | None, Query()]
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Items a page.")]
+PageToken = Annotated[str | None, Query(description="next_page_token of the page before.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Repeating a request with the same key and body answers as the first did and makes "
+        "nothing new.",
+        examples=["first-bugs-2026-01-02"],
+    ),
+]
 
 
 def suite_router(
@@ -41,7 +49,14 @@ def suite_router(
     """The routes of suites and tasks."""
     router = APIRouter(prefix="/v1", tags=["tasks"])
 
-    @router.post("/suites", status_code=201, response_model=SuiteView, summary="Store a suite with its tasks")
+    @router.post(
+        "/suites",
+        status_code=201,
+        response_model=SuiteView,
+        response_description="The suite, stored now.",
+        responses={200: {"model": SuiteView, "description": "The same suite was stored before; here it is."}},
+        summary="Store a suite with its tasks",
+    )
     async def create_suite(body: SuiteRequest, idempotency_key: IdempotencyKey = None) -> Response:
         """All tasks are stored, or none. Posting the same suite again answers with the stored one."""
         digest = body_digest(body)
@@ -108,15 +123,15 @@ def suite_router(
         return Response(answer, status_code=201, media_type="application/json")
 
     @router.get("/tasks/{task_id}", summary="One task")
-    async def get_task(task_id: str) -> TaskView:
+    async def get_task(task_id: Annotated[str, Path(description="The task.")]) -> TaskView:
         """Its state and, once it has a verdict, the reasons."""
         return task_view(await store.get_task(task_id))
 
     @router.get("/tasks", summary="Tasks, oldest first")
     async def list_tasks(
         suite: Annotated[str | None, Query(description="Id, name, or name@version.")] = None,
-        split: Split | None = None,
-        state: TaskState | None = None,
+        split: Annotated[Split | None, Query(description="Only tasks of this split.")] = None,
+        state: Annotated[TaskState | None, Query(description="Only tasks in this state.")] = None,
         page_size: PageSize = DEFAULT_PAGE_SIZE,
         page_token: PageToken = None,
     ) -> Page[TaskView]:

@@ -1,8 +1,9 @@
 """Evaluations, demonstrations and engines over REST."""
 
 from collections.abc import Callable
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 
 from practicum.clock import Clock
 from practicum.errors import Conflict, InvalidInput, NotFound
@@ -34,14 +35,31 @@ def evaluation_router(*, store: EvaluationStore, player: EvaluationPlayer, clock
     """The routes of evaluations."""
     router = APIRouter(prefix="/v1", tags=["evaluations"])
 
-    @router.post("/evaluations", status_code=202, summary="Evaluate the weights served now")
-    async def create_evaluation(body: EvaluationRequest) -> EvaluationCreated:
+    @router.post(
+        "/evaluations",
+        status_code=202,
+        response_model=EvaluationCreated,
+        summary="Evaluate the weights served now",
+    )
+    async def create_evaluation(body: EvaluationRequest, idempotency_key: IdempotencyKey = None) -> Response:
         """The tasks are drawn from the split by the seed; ask for the result by the id."""
-        evaluation = await player.submit(body.model_dump(mode="json"))
-        return EvaluationCreated(evaluation_id=evaluation.evaluation_id)
+        key = check_key(idempotency_key)
+
+        def creation_of(evaluation_id: str) -> Creation:
+            return Creation(
+                key=key,
+                body_digest=body_digest(body),
+                response_json=EvaluationCreated(evaluation_id=evaluation_id).model_dump_json(),
+                now=clock.now(),
+            )
+
+        answer = await player.submit(body.model_dump(mode="json"), creation_of)
+        return Response(answer, status_code=202, media_type="application/json")
 
     @router.get("/evaluations/{evaluation_id}", summary="One evaluation")
-    async def get_evaluation(evaluation_id: str) -> EvaluationView:
+    async def get_evaluation(
+        evaluation_id: Annotated[str, Path(description="The evaluation.")],
+    ) -> EvaluationView:
         """Sums over the episodes that have ended."""
         evaluation = await store.get(evaluation_id)
         tally = await store.tally(evaluation_id)
@@ -132,7 +150,9 @@ def demonstration_router(
         return Response(answer, status_code=202, media_type="application/json")
 
     @router.get("/demonstrations/{demonstration_id}", summary="How far a set of demonstrations is")
-    async def get(demonstration_id: str) -> DemonstrationsView:
+    async def get(
+        demonstration_id: Annotated[str, Path(description="The set of demonstrations.")],
+    ) -> DemonstrationsView:
         """Numbers of its episodes."""
         demonstration = await store.get(demonstration_id)
         counts = await store.counts(demonstration_id)

@@ -1,27 +1,37 @@
 """Workspaces as callers give them: files inline, or a tar archive. Nothing here touches a disk.
 
-Refused, by name: absolute paths, parent references, links, devices, a path that is both a file and a folder,
-and archives that grow past the bounds when they are unpacked.
+Refused, by name: absolute paths, parent references, what lies in `.git`, links, devices, a path that is both
+a file and a folder, text that is no text, and what is past the bounds, an archive before it is unpacked. The
+bounds are the reward service's: it lays the files out.
 """
 
 import base64
 import binascii
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from services.rollout.rpc.taskspec import File
 
-MAX_FILES = 10_000
-MAX_WORKSPACE_BYTES = 64 * 1024 * 1024
-_MAX_PATH_LENGTH = 1024
+MAX_FILES = 2000
+MAX_WORKSPACE_BYTES = 32 * 1024 * 1024
+MAX_PATH_LENGTH = 512
+
+
+def check_storable(text: str) -> str:
+    """The text, which every database can hold; `ValueError` says what is wrong with it."""
+    if "\x00" in text:
+        raise ValueError("holds the character U+0000")
+    _encoded(text)
+    return text
 
 
 def check_path(path: str) -> str:
     """The path, normal and relative; `ValueError` says what is wrong with it."""
-    if not path or len(path) > _MAX_PATH_LENGTH:
-        raise ValueError(f"a path needs 1 to {_MAX_PATH_LENGTH} characters")
+    if not path or len(path) > MAX_PATH_LENGTH:
+        raise ValueError(f"a path needs 1 to {MAX_PATH_LENGTH} characters")
+    _encoded(path)
     if any(ord(character) < 32 or character in "\\\x7f" for character in path):
         raise ValueError(f"{path!r} holds a backslash or a control character")
     if path.startswith("/"):
@@ -31,7 +41,25 @@ def check_path(path: str) -> str:
         raise ValueError(f"{path!r} refers to a parent folder")
     if "" in parts or "." in parts:
         raise ValueError(f"{path!r} is not normal; write it without '.' and empty parts")
+    if ".git" in (part.lower() for part in parts):
+        raise ValueError(f"{path!r} is inside .git")
     return path
+
+
+def check_files(files: Mapping[str, str]) -> None:
+    """`ValueError` where these files, text by path, may not be laid out."""
+    if len(files) > MAX_FILES:
+        raise ValueError(f"holds {len(files)} files; at most {MAX_FILES} are accepted")
+    size_bytes = 0
+    for path, text in files.items():
+        check_path(path)
+        try:
+            size_bytes += len(_encoded(text))
+        except ValueError as error:
+            raise ValueError(f"{path!r} {error}") from error
+    if size_bytes > MAX_WORKSPACE_BYTES:
+        raise ValueError(f"holds {size_bytes} bytes; at most {MAX_WORKSPACE_BYTES} are accepted")
+    check_tree(files)
 
 
 def check_tree(paths: Iterable[str]) -> None:
@@ -79,3 +107,10 @@ def unpack_tar(tar_base64: str) -> tuple[File, ...]:
         raise ValueError(f"is no readable tar archive: {error}") from error
     check_tree(files)
     return tuple(files.values())
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("holds half a character (a lone surrogate)") from error

@@ -13,6 +13,8 @@ from services.rollout.engine.pool import EnginePool
 from services.rollout.engine.weights import Probe, Publication, WeightPublisher
 from services.rollout.scheduler.follower import RunFollower
 from services.rollout.scheduler.runs import RunState, Trainer
+from services.rollout.store.suites import SuiteStore
+from services.rollout.tasks import Split, TaskState
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,11 +31,13 @@ class RolloutServicer(RolloutServiceServicer):
         publisher: WeightPublisher,
         follower: RunFollower,
         trainer: Trainer,
+        suites: SuiteStore,
     ) -> None:
         self._pool = pool
         self._publisher = publisher
         self._follower = follower
         self._trainer = trainer
+        self._suites = suites
 
     async def PublishWeights(
         self, request: pb.PublishWeightsRequest, context: Context
@@ -73,6 +77,18 @@ class RolloutServicer(RolloutServiceServicer):
         if not request.run_id:
             raise InvalidInput("run_id", "is empty")
         return pb.CancelResponse(num_episodes=await self._follower.cancel(request.run_id))
+
+    async def GetSuite(self, request: pb.GetSuiteRequest, context: Context) -> pb.GetSuiteResponse:
+        """One suite with the state of its train split; NOT_FOUND where there is none."""
+        suite = await self._suites.find(request.suite)
+        if suite is None:
+            raise NotFound(f"there is no suite {request.suite!r}")
+        counts = (await self._suites.counts([suite.suite_id]))[suite.suite_id]
+        return pb.GetSuiteResponse(
+            suite_id=suite.suite_id,
+            num_train_admitted=counts.get((Split.TRAIN, TaskState.ADMITTED), 0),
+            num_train_admitting=counts.get((Split.TRAIN, TaskState.ADMITTING), 0),
+        )
 
     async def _refuse_takeover(self, run_id: str) -> None:
         """Two running runs cannot share the engines: each would sample from the other's weights."""

@@ -15,8 +15,8 @@ from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.jobs import JobMaker
 from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf
-from services.rollout.store.demonstrations import DemonstrationSet, DemonstrationStore, Script
-from services.rollout.store.episodes import EpisodeStore, StoredEpisode
+from services.rollout.store.demonstrations import DemonstrationStore, Script
+from services.rollout.store.episodes import EpisodeState, EpisodeStore, StoredEpisode
 from services.rollout.store.suites import SuiteStore
 from services.rollout.tasks import TaskState
 
@@ -68,7 +68,8 @@ class DemonstrationPlayer:
         left = await self._store.running()
         async with Crew() as crew:
             for demonstration in left:
-                crew.start(self._play(demonstration, is_restart=True))
+                self._seen.add(demonstration.demonstration_id)
+                crew.start(self._play(demonstration.demonstration_id, is_restart=True))
             while not stop.is_set():
                 try:
                     async with asyncio.timeout(0.5):
@@ -76,12 +77,10 @@ class DemonstrationPlayer:
                 except TimeoutError:
                     continue
                 if demonstration_id not in self._seen:
-                    demonstration = await self._store.get(demonstration_id)
-                    crew.start(self._play(demonstration, is_restart=False))
+                    self._seen.add(demonstration_id)
+                    crew.start(self._play(demonstration_id, is_restart=False))
 
-    async def _play(self, demonstration: DemonstrationSet, *, is_restart: bool) -> None:
-        demonstration_id = demonstration.demonstration_id
-        self._seen.add(demonstration_id)
+    async def _play(self, demonstration_id: str, *, is_restart: bool) -> None:
         try:
             scripts = await self._store.scripts(demonstration_id)
             members = await self._episodes.unplayed(demonstration_id=demonstration_id)
@@ -99,6 +98,8 @@ class DemonstrationPlayer:
 
     async def _play_one(self, episode: StoredEpisode, script: Script, is_restart: bool) -> None:
         async with self._capacity.place():
+            if (await self._episodes.get(episode.episode_id)).state is not EpisodeState.RUNNING:
+                return  # it was cancelled while it waited
             if not await self._is_admitted(episode.task_id):
                 await self._drop(episode)
                 return

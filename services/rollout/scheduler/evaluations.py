@@ -21,7 +21,7 @@ from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf, draw
 from services.rollout.store.episodes import EpisodeStore, NewEpisode, StoredEpisode
 from services.rollout.store.evaluations import Evaluation, EvaluationState, EvaluationStore
-from services.rollout.store.suites import SuiteStore
+from services.rollout.store.suites import Creation, SuiteStore
 from services.rollout.tasks import Split
 
 log = get_logger("rollout.evaluation")
@@ -62,10 +62,11 @@ class EvaluationPlayer:
         self._asked: asyncio.Queue[tuple[Evaluation, bool]] = asyncio.Queue(MAX_RUNNING)
         self._num_running = 0
 
-    async def submit(self, request: dict[str, Any]) -> Evaluation:
-        """Store an evaluation and begin it soon.
+    async def submit(self, request: dict[str, Any], creation_of: Callable[[str], Creation]) -> str:
+        """Store an evaluation and begin it soon; the answer to give, or the one its key was given before.
 
-        `request` has suite, split, num_tasks, samples_per_task, temperature, max_turns, max_tokens,
+        `creation_of` makes, from the evaluation's id, what identifies the request and what it answers.
+        `request` has suite, split, num_tasks, episodes_per_task, temperature, max_turns, max_tokens,
         max_new_tokens and seed. Raises `InvalidInput` naming the field, `Overloaded` when too many run.
         """
         if self._num_running >= MAX_RUNNING or self._asked.full():
@@ -99,15 +100,17 @@ class EvaluationPlayer:
                     run_id="",
                     group_id=group_id,
                     group_index=index,
-                    group_size=request["samples_per_task"],
+                    group_size=request["episodes_per_task"],
                     position=position,
                     evaluation_id=evaluation_id,
                 )
-                for position in range(request["samples_per_task"])
+                for position in range(request["episodes_per_task"])
             ]
-        await self._store.create(evaluation, members)
-        await self._asked.put((evaluation, False))
-        return evaluation
+        creation = creation_of(evaluation_id)
+        answer = await self._store.create(evaluation, members, creation)
+        if answer == creation.response_json:  # else the key made another one before
+            await self._asked.put((evaluation, False))
+        return answer
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; what is not done is taken up at the next start."""

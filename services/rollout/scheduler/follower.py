@@ -8,8 +8,9 @@ a paused one finishes those in flight.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 
 from practicum.clock import Clock
@@ -31,6 +32,9 @@ from services.rollout.tasks import Split, Task
 
 log = get_logger("rollout.scheduler")
 
+_ORPHAN_AFTER_S = 60.0
+_LOOK_FOR_ORPHANS_EVERY_S = 15.0
+
 
 @dataclass(slots=True)
 class _Followed:
@@ -39,8 +43,9 @@ class _Followed:
     run: Run
     task_ids: list[str]
     next_index: int
-    owed: list[list[StoredEpisode]]  # groups with unplayed episodes from before a restart
+    owed: list[list[StoredEpisode]]  # groups with open episodes that nobody plays
     progress_at_s: float  # when the trainer last consumed a group, or a group was started
+    swept_at_s: float  # when open episodes that nobody plays were last looked for
 
 
 class RunFollower:
@@ -132,7 +137,9 @@ class RunFollower:
         found = []
         for followed in self._followed.values():
             run = followed.run
-            if self._runner.num_live or followed.owed or now_s - followed.progress_at_s < after_s:
+            if now_s - followed.progress_at_s < after_s:
+                continue
+            if followed.owed or self._runner.num_live_of(run.run_id):
                 continue
             followed.progress_at_s = now_s
             num_outstanding = 2 * (run.max_staleness + 1) * run.groups_per_step
@@ -154,6 +161,7 @@ class RunFollower:
                 if run.groups_consumed != known.run.groups_consumed:
                     known.progress_at_s = self._clock.monotonic()
                 known.run = run
+                await self._sweep(known)
             elif (followed := await self._take_up(run)) is not None:
                 self._followed[run_id] = followed
 
@@ -177,8 +185,7 @@ class RunFollower:
         if not task_ids:
             self._complain(f"run {run.run_id}: no train task of {run.suite!r} was admitted")
             return None
-        unplayed = await self._episodes.unplayed(run_id=run.run_id)
-        owed = [list(members) for _, members in groupby(unplayed, key=lambda episode: episode.group_index)]
+        owed = self._unplayed_groups(await self._episodes.unplayed(run_id=run.run_id))
         next_index = await self._episodes.num_groups(run.run_id)
         log.info("run.followed", run_id=run.run_id, tasks=len(task_ids), groups=next_index, owed=len(owed))
         return _Followed(
@@ -187,7 +194,25 @@ class RunFollower:
             next_index=next_index,
             owed=owed,
             progress_at_s=self._clock.monotonic(),
+            swept_at_s=self._clock.monotonic(),
         )
+
+    async def _sweep(self, followed: _Followed) -> None:
+        """Take up episodes that lie open and unplayed: the record of their end or next attempt was lost."""
+        now_s = self._clock.monotonic()
+        if followed.owed or now_s - followed.swept_at_s < _LOOK_FOR_ORPHANS_EVERY_S:
+            return
+        followed.swept_at_s = now_s
+        before = self._clock.now() - timedelta(seconds=_ORPHAN_AFTER_S)
+        unplayed = await self._episodes.unplayed(run_id=followed.run.run_id)
+        followed.owed = self._unplayed_groups([found for found in unplayed if found.updated_at < before])
+        if followed.owed:
+            log.warning("run.orphans", run_id=followed.run.run_id, groups=len(followed.owed))
+
+    def _unplayed_groups(self, open_ones: Sequence[StoredEpisode]) -> list[list[StoredEpisode]]:
+        """Open episodes by group, without those in play: a run that paused shortly still has some."""
+        unplayed = [episode for episode in open_ones if not self._runner.is_live(episode.episode_id)]
+        return [list(members) for _, members in groupby(unplayed, key=lambda episode: episode.group_index)]
 
     async def _dispatch(self, followed: _Followed, crew: Crew) -> None:
         run, serving = followed.run, self._pool.serving

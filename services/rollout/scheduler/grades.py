@@ -79,10 +79,12 @@ def _note(entry: Entry) -> GradeNote | None:
     except IntakeError as error:
         log.error("grades.unreadable", entry_id=entry.entry_id, error=str(error))
         return None
+    is_graded = graded.grade.HasField("reward")
     return GradeNote(
         episode_id=graded.episode_id,
         attempt=graded.attempt,
         outcome=outcome,
-        reward=graded.grade.reward if graded.grade.HasField("reward") else None,
+        reward=graded.grade.reward if is_graded else None,
         grade=graded.grade.SerializeToString(),
+        error="" if is_graded else "; ".join(graded.grade.evidence) or "the reward service gave no reason",
     )

@@ -16,6 +16,10 @@ from services.rollout.scheduler.runs import Run, Trainer
 
 log = get_logger("rollout.healing")
 
+# A run that is behind what the engines serve: (run, served run, served version). Where the served version
+# moves, somebody is at work, and the patience begins again.
+_Lag = tuple[str, str, int]
+
 
 class WeightHealer:
     """Watches that running runs have their weights served."""
@@ -34,7 +38,7 @@ class WeightHealer:
         self._publisher = publisher
         self._clock = clock
         self._patience_s = patience_s
-        self._behind_since_s: dict[str, float] = {}
+        self._behind_since_s: dict[_Lag, float] = {}
 
     async def look_after(self, runs: Sequence[Run]) -> None:
         """Called at every look at the running runs; loads weights that were missing for long."""
@@ -42,21 +46,26 @@ class WeightHealer:
         if serving is None:
             return
         run_ids = {run.run_id for run in runs}
+        late: list[Run] = []
+        behind_since_s: dict[_Lag, float] = {}
+        now_s = self._clock.monotonic()
         for run in runs:
             if serving.run_id == run.run_id:
                 is_fine = serving.weight_version >= run.weight_version
             else:
                 is_fine = serving.run_id in run_ids  # another run has the engines; two cannot share them
             if is_fine:
-                self._behind_since_s.pop(run.run_id, None)
-            else:
-                await self._heal_when_late(run)
+                continue
+            lag = (run.run_id, serving.run_id, serving.weight_version)
+            behind_since_s[lag] = self._behind_since_s.get(lag, now_s)
+            if now_s - behind_since_s[lag] >= self._patience_s:
+                behind_since_s[lag] = now_s
+                late.append(run)
+        self._behind_since_s = behind_since_s
+        for run in late:
+            await self._heal(run)
 
-    async def _heal_when_late(self, run: Run) -> None:
-        now_s = self._clock.monotonic()
-        if now_s - self._behind_since_s.setdefault(run.run_id, now_s) < self._patience_s:
-            return
-        self._behind_since_s[run.run_id] = now_s
+    async def _heal(self, run: Run) -> None:
         try:
             found = await self._trainer.checkpoint(run.run_id)
         except NotFound:

@@ -7,10 +7,11 @@ receiver knows trajectories by their id, so sending twice costs work and changes
 """
 
 import asyncio
+from collections.abc import Awaitable
 from datetime import timedelta
 
 from practicum.clock import Clock
-from practicum.errors import PracticumError
+from practicum.errors import PracticumError, QueueError
 from practicum.queue.base import Queue
 from practicum.queue.streams import EVENTS, GRADING, trajectories
 from practicum.telemetry.logs import get_logger
@@ -80,17 +81,27 @@ class Reconciler:
 
     async def round(self) -> None:
         """One look at everything."""
+        await self._trim()  # first: a stream at its bound takes nothing of what follows
         await self._runner.flush_sent()
         await self.settle_overdue()
         for run, first_index in self._follower.stalled(self._stalled_after_s):
             await self._send_again(run.run_id, first_index)
-        if self._clock.monotonic() - self._trimmed_at_s > _TRIM_EVERY_S:
-            self._trimmed_at_s = self._clock.monotonic()
+
+    async def _trim(self) -> None:
+        if self._clock.monotonic() - self._trimmed_at_s <= _TRIM_EVERY_S:
+            return
+        self._trimmed_at_s = self._clock.monotonic()
+        try:
             for stream in (GRADING, EVENTS):
                 await self._queue.trim(stream)
+        except QueueError as error:
+            log.warning("reconciler.not_trimmed", error=str(error))
 
     async def settle_overdue(self) -> int:
-        """Send what has been owed for too long; the number of episodes."""
+        """Send what has been owed for too long; the number of episodes.
+
+        One that cannot be sent holds up no other: it comes again after the time of the rest.
+        """
         now = self._clock.now()
         before = now - timedelta(seconds=self._overdue_after_s)
         overdue = await self._store.overdue(before=before, limit=_BATCH)
@@ -98,14 +109,27 @@ class Reconciler:
             return 0
         depth = await self._queue.depth(GRADING, REWARD_GROUP)
         is_backed_up = depth.undelivered + depth.pending > 0
-        settled = []
+        num_settled = 0
+        tried = []
         for episode in overdue:
             if episode.state is EpisodeState.GRADING and is_backed_up:
                 continue  # it may well be on its way
-            await self.send(episode)
-            settled.append(episode.episode_id)
-        await self._store.touch(settled, now)
-        return len(settled)
+            tried.append(episode.episode_id)
+            num_settled += await self._try(episode.episode_id, self.send(episode))
+        await self._store.touch(tried, now)
+        return num_settled
+
+    async def _try(self, episode_id: str, sending: Awaitable[None]) -> bool:
+        try:
+            await sending
+        except PracticumError as error:
+            log.warning("reconciler.not_sent", episode_id=episode_id, error=f"{error.code}: {error}")
+            return False
+        except Exception:
+            log.exception("reconciler.not_sent", episode_id=episode_id)
+            self._metrics.errors.labels("reconciler").inc()
+            return False
+        return True
 
     async def cancel(self, episode_id: str) -> StoredEpisode:
         """End one open episode; its group is told. `NotFound`; `Conflict` where it has ended."""
@@ -135,18 +159,24 @@ class Reconciler:
         await self._store.mark_sent([episode.episode_id])
 
     async def _send_again(self, run_id: str, first_group_index: int) -> None:
-        members = await self._store.graded_since(run_id, first_group_index)
+        members = await self._store.ended_since(run_id, first_group_index)
         log.warning("run.stalled", run_id=run_id, sent_again=len(members))
         for episode in members:
+            await self._try(episode.episode_id, self._send_ended(episode))
+
+    async def _send_ended(self, episode: StoredEpisode) -> None:
+        if episode.state is EpisodeState.CANCELLED:
+            message = await self._cancelled(episode)
+        else:
             stored = await self._store.trajectory(episode.episode_id, episode.attempt)
             if stored is None or episode.outcome is None:
-                continue
+                return
             message = Trajectory.FromString(stored[0])
             message.outcome = outcome_to_pb(episode.outcome)
             if episode.grade is not None:
                 message.grade.ParseFromString(episode.grade)
-            await self._queue.publish(trajectories(run_id), message)
-            self._metrics.republished.inc()
+        await self._queue.publish(trajectories(episode.run_id), message)
+        self._metrics.republished.inc()
 
     async def _cancelled(self, episode: StoredEpisode) -> Trajectory:
         spec = EpisodeSpec(

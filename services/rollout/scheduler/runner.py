@@ -6,9 +6,13 @@ again. Whoever lost the compare-and-set on the state (a cancel, a newer attempt)
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TypeVar
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from practicum.clock import Clock
 from practicum.errors import PracticumError
@@ -28,14 +32,19 @@ from services.rollout.store.episodes import Ending, EpisodeState, EpisodeStore
 
 log = get_logger("rollout.episode")
 
+T = TypeVar("T")
+
+_MAX_WRITES = 8  # times a record is written before it is left to whoever finds the episode open
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """The budget for platform failures of one episode."""
 
     max_failures: int = 3
-    first_wait_s: float = 0.5
-    max_wait_s: float = 10.0
+    first_wait_s: float = 2.0
+    max_wait_s: float = 20.0
+    first_write_wait_s: float = 0.25  # before a record that SQL did not take is written again
     attempt_deadline_s: float = 600.0  # a hanging attempt is a platform failure
 
 
@@ -46,6 +55,14 @@ class Job:
     spec: EpisodeSpec
     make_policy: Callable[[], Policy]  # a fresh one for each attempt
     is_graded: bool  # False: a demonstration, sent to the trainer as it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Live:
+    """A job being played."""
+
+    job: Job
+    task: asyncio.Task[None]
 
 
 class EpisodeRunner:
@@ -73,7 +90,7 @@ class EpisodeRunner:
         self._random = random
         self._retry = retry
         self._metrics = metrics
-        self._live: dict[str, asyncio.Task[None]] = {}
+        self._live: dict[str, _Live] = {}
         self._sent: list[str] = []
 
     @property
@@ -81,24 +98,47 @@ class EpisodeRunner:
         """Episodes being played now."""
         return len(self._live)
 
+    def is_live(self, episode_id: str) -> bool:
+        """Whether the episode is being played now."""
+        return episode_id in self._live
+
+    def num_live_of(self, run_id: str) -> int:
+        """Episodes of a run being played now."""
+        return sum(live.job.spec.run_id == run_id for live in self._live.values())
+
     async def play(self, job: Job, *, is_restart: bool = False) -> None:
         """Play to the end of the episode. Raises nothing but a cancellation from outside.
 
-        `is_restart`: the job's attempt may have begun in an earlier process; a new one is begun.
+        `is_restart`: the job's attempt may have begun before; a new one is begun. The caller has made sure
+        that the episode is not live.
         """
         episode_id = job.spec.episode_id
         async with asyncio.TaskGroup() as group:
             # A task of its own, so that a cancelled episode does not cancel its group.
-            self._live[episode_id] = group.create_task(self._play(job, is_restart), name=episode_id)
+            task = group.create_task(self._play(job, is_restart), name=episode_id)
+            live = _Live(job=job, task=task)
+            self._live[episode_id] = live
             try:
-                await asyncio.wait([self._live[episode_id]])
+                await asyncio.wait([task])
             finally:
-                self._live.pop(episode_id).cancel()
+                task.cancel()
+                if self._live.get(episode_id) is live:
+                    del self._live[episode_id]
 
     def interrupt(self, episode_id: str) -> bool:
         """Stop playing an episode whose end SQL already holds; whether it was being played."""
-        task = self._live.get(episode_id)
-        return task is not None and task.cancel()
+        live = self._live.get(episode_id)
+        return live is not None and live.task.cancel()
+
+    def interrupt_run(self, run_id: str) -> None:
+        """Stop playing what the engines sample for a run; SQL keeps it open, for an attempt later."""
+        found = [
+            live for live in self._live.values() if live.job.is_graded and live.job.spec.run_id == run_id
+        ]
+        for live in found:
+            live.task.cancel()
+        if found:
+            log.info("run.interrupted", run_id=run_id, episodes=len(found))
 
     async def flush_sent(self) -> None:
         """Record what was sent to the trainer. A crash before it sends those again, which is harmless."""
@@ -109,11 +149,10 @@ class EpisodeRunner:
     async def _play(self, job: Job, is_restart: bool) -> None:
         try:
             if is_restart:
-                spec = job.spec
-                attempt = await self._store.next_attempt(spec.episode_id, spec.attempt, self._clock.now())
+                attempt = await self._begin_next(job.spec)
                 if attempt is None:
                     return
-                job = replace(job, spec=replace(spec, attempt=attempt))
+                job = replace(job, spec=replace(job.spec, attempt=attempt))
             for num_failures in range(1, self._retry.max_failures + 1):
                 record = await self._attempt(job)
                 is_last = num_failures == self._retry.max_failures
@@ -125,7 +164,7 @@ class EpisodeRunner:
                     return
                 job = replace(job, spec=replace(job.spec, attempt=attempt))
         except Exception:
-            # The episode stays open in SQL: a restart or the reconciler takes it up.
+            # The episode stays open in SQL: whoever follows its run, or a restart, takes it up.
             log.exception("episode.failed", episode_id=job.spec.episode_id)
             self._metrics.errors.labels("episode").inc()
 
@@ -134,7 +173,7 @@ class EpisodeRunner:
         self._metrics.in_flight.inc()
         try:
             async with asyncio.timeout(self._retry.attempt_deadline_s):
-                tools = await self._catalogue.tools()
+                tools = await self._catalogue.awaited_tools()
                 record = await run_episode(
                     job.spec,
                     policy=job.make_policy(),
@@ -169,30 +208,55 @@ class EpisodeRunner:
         )
         self._metrics.retries.inc()
         await self._clock.sleep(wait_s)
-        return await self._store.next_attempt(spec.episode_id, spec.attempt, self._clock.now())
+        return await self._begin_next(spec)
+
+    async def _begin_next(self, spec: EpisodeSpec) -> int | None:
+        async def write() -> int | None:
+            return await self._store.next_attempt(spec.episode_id, spec.attempt, self._clock.now())
+
+        return await self._written(spec.episode_id, write)
+
+    async def _written(self, episode_id: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Write to SQL, again after a wait while it is away or busy.
+
+        A write whose answer was lost after its commit is refused the second time by its compare-and-set, and
+        the reconciler sends what is then owed.
+        """
+        wait_s = self._retry.first_write_wait_s
+        for _ in range(_MAX_WRITES - 1):
+            try:
+                return await write()
+            except IntegrityError:
+                raise
+            except (DBAPIError, PoolTimeout) as error:
+                log.warning("episode.not_written", episode_id=episode_id, error=type(error).__name__)
+            await self._clock.sleep(wait_s * (0.5 + self._random.random() / 2))
+            wait_s = min(wait_s * 2, self._retry.max_wait_s)
+        return await write()
 
     async def _finish(self, job: Job, record: EpisodeRecord) -> None:
         trajectory = record.trajectory
         to_trainer = trajectory.run_id != "" and (
             not job.is_graded or trajectory.outcome is Outcome.INFRA_FAILED
         )
-        stored = await self._store.end(
-            Ending(
-                episode_id=trajectory.episode_id,
-                attempt=trajectory.attempt,
-                trajectory_id=trajectory.trajectory_id,
-                state=_state_after(trajectory.outcome, is_graded=job.is_graded),
-                outcome=trajectory.outcome,
-                error=trajectory.error,
-                trajectory=trajectory_to_pb(trajectory).SerializeToString(),
-                diff=record.diff,
-                num_turns=len(trajectory.turns),
-                num_sampled_tokens=sum(turn.num_sampled_tokens for turn in trajectory.turns),
-                is_owed=to_trainer,
-            ),
-            self._clock.now(),
+        ending = Ending(
+            episode_id=trajectory.episode_id,
+            attempt=trajectory.attempt,
+            trajectory_id=trajectory.trajectory_id,
+            state=_state_after(trajectory.outcome, is_graded=job.is_graded),
+            outcome=trajectory.outcome,
+            error=trajectory.error,
+            trajectory=trajectory_to_pb(trajectory).SerializeToString(),
+            diff=record.diff,
+            num_turns=len(trajectory.turns),
+            num_sampled_tokens=sum(turn.num_sampled_tokens for turn in trajectory.turns),
+            is_owed=to_trainer,
         )
-        if not stored:
+
+        async def write() -> bool:
+            return await self._store.end(ending, self._clock.now())
+
+        if not await self._written(trajectory.episode_id, write):
             log.info("episode.superseded", trajectory_id=trajectory.trajectory_id)
             return
         log.info(

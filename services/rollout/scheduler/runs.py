@@ -71,11 +71,14 @@ class Trainer(Protocol):
 def group_limit(run: Run, *, served_version: int) -> int:
     """Groups of the run that may have been started by now.
 
-    Group i is consumed by step i // groups_per_step, whose trainer holds that version. Started under the
-    served version v, its tokens lag by i // groups_per_step - v at most, so the bound on i is
-    (v + max_staleness + 1) * groups_per_step. The groups that the trainer says it consumed bound it too:
+    Group i is in batch b = i // groups_per_step. Of the batches before it, d were discarded: they took their
+    groups and made no version, so the trainer that takes batch b holds version b - d at most. Started under
+    the served version v, the group's tokens lag by b - d - v at most, so the bound on i is
+    (v + d + max_staleness + 1) * groups_per_step. The batches that the trainer says it took bound it too:
     whichever is behind holds the other back.
     """
-    steps_behind = min(served_version, run.groups_consumed // run.groups_per_step)
-    bounded = (steps_behind + run.max_staleness + 1) * run.groups_per_step
+    num_taken = run.groups_consumed // run.groups_per_step
+    num_discarded = max(0, num_taken - run.weight_version)
+    num_batches = min(served_version + num_discarded, num_taken)
+    bounded = (num_batches + run.max_staleness + 1) * run.groups_per_step
     return min(bounded, run.num_steps * run.groups_per_step)

@@ -125,6 +125,7 @@ class GradeNote:
     outcome: Outcome
     reward: float | None  # None = the platform could not grade
     grade: bytes
+    error: str  # why there is no grade; empty where there is one
 
 
 class EpisodeStore:
@@ -273,7 +274,7 @@ class EpisodeStore:
                         outcome=note.outcome,
                         reward=note.reward,
                         grade=note.grade,
-                        error="the episode could not be graded" if failed else "",
+                        error=_plain(note.error),
                         updated_at=now,
                     )
                 )
@@ -338,12 +339,12 @@ class EpisodeStore:
                 update(episodes).where(episodes.c.episode_id.in_(episode_ids)).values(updated_at=now)
             )
 
-    async def graded_since(self, run_id: str, first_group_index: int) -> list[StoredEpisode]:
+    async def ended_since(self, run_id: str, first_group_index: int) -> list[StoredEpisode]:
         """Ended episodes of a run's later groups: what the trainer must have been sent."""
         query = select(episodes).where(
             episodes.c.run_id == run_id,
             episodes.c.group_index >= first_group_index,
-            episodes.c.state.in_((EpisodeState.GRADED, EpisodeState.INFRA_FAILED)),
+            episodes.c.state.not_in(OPEN_STATES),
         )
         async with transaction(self._engine) as connection:
             return [_episode(row) for row in (await connection.execute(query)).all()]

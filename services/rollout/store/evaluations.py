@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Row, case, func, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from practicum.db.engine import transaction
 from practicum.errors import NotFound
@@ -18,9 +18,12 @@ from services.rollout.store.episodes import (
     has_open_episodes,
     insert_episodes,
 )
+from services.rollout.store.once import create_once
+from services.rollout.store.suites import Creation
 from services.rollout.store.tables import episodes, evaluations
 
 PASSING_REWARD = 1.0
+_INSERT_CHUNK = 200
 
 
 class EvaluationState(StrEnum):
@@ -63,9 +66,10 @@ class EvaluationStore:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def create(self, evaluation: Evaluation, members: Sequence[NewEpisode]) -> None:
-        """Store an evaluation with its episodes."""
-        async with transaction(self._engine) as connection:
+    async def create(self, evaluation: Evaluation, members: Sequence[NewEpisode], creation: Creation) -> str:
+        """Store an evaluation with its episodes; the answer to give."""
+
+        async def write(connection: AsyncConnection) -> None:
             await connection.execute(
                 insert(evaluations).values(
                     evaluation_id=evaluation.evaluation_id,
@@ -75,7 +79,20 @@ class EvaluationStore:
                     created_at=evaluation.created_at,
                 )
             )
-            await insert_episodes(connection, members, evaluation.created_at)
+            for start in range(0, len(members), _INSERT_CHUNK):
+                chunk = members[start : start + _INSERT_CHUNK]
+                await insert_episodes(connection, chunk, evaluation.created_at)
+
+        return await create_once(
+            self._engine,
+            route="evaluations",
+            key=creation.key,
+            body_digest=creation.body_digest,
+            response_json=creation.response_json,
+            write=write,
+            taken="the evaluation exists",
+            now=creation.now,
+        )
 
     async def get(self, evaluation_id: str) -> Evaluation:
         """One evaluation; `NotFound`."""

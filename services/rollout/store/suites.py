@@ -202,16 +202,15 @@ class SuiteStore:
         async with transaction(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
-    async def admitting(self, *, limit: int) -> list[Task]:
-        """Tasks that wait for their verdict, oldest first."""
+    async def admitting_ids(self) -> list[str]:
+        """Ids of the tasks that wait for their verdict, oldest first."""
         query = (
-            select(tasks)
+            select(tasks.c.task_id)
             .where(tasks.c.state == TaskState.ADMITTING)
-            .order_by(tasks.c.created_at, tasks.c.position)
-            .limit(limit)
+            .order_by(tasks.c.created_at, tasks.c.position, tasks.c.task_id)
         )
         async with transaction(self._engine) as connection:
-            return [_task(row) for row in (await connection.execute(query)).all()]
+            return list((await connection.execute(query)).scalars())
 
     async def num_admitting(self, suite_id: str) -> int:
         """Tasks of a suite without a verdict."""

@@ -104,8 +104,8 @@ class TokenLosses:
     ratio_K: torch.Tensor
     clipped_low_K: torch.Tensor
     clipped_high_K: torch.Tensor
-    mismatch_kl_K: torch.Tensor  # k3 of KL(rollout || trainer)
-    mismatch_K: torch.Tensor  # |trainer - rollout| logprob
+    drift_kl_K: torch.Tensor  # k3 of KL(rollout || trainer)
+    drift_K: torch.Tensor  # |trainer - rollout| logprob
     reference_kl_K: torch.Tensor
 
 
@@ -155,8 +155,8 @@ def token_losses(
         ratio_K=ratio_K.detach(),
         clipped_low_K=policy.clipped_low_K,
         clipped_high_K=policy.clipped_high_K,
-        mismatch_kl_K=kl_divergence(rollout_logprobs_K, current_K),
-        mismatch_K=(current_K - rollout_logprobs_K).abs(),
+        drift_kl_K=kl_divergence(rollout_logprobs_K, current_K),
+        drift_K=(current_K - rollout_logprobs_K).abs(),
         reference_kl_K=reference_kl_K,
     )
 
@@ -170,8 +170,8 @@ def _sft_losses(logprobs_K: torch.Tensor) -> TokenLosses:
         ratio_K=torch.ones(logprobs_K.shape),
         clipped_low_K=none_K,
         clipped_high_K=none_K,
-        mismatch_kl_K=zeros_K,
-        mismatch_K=zeros_K,
+        drift_kl_K=zeros_K,
+        drift_K=zeros_K,
         reference_kl_K=zeros_K,
     )
 

@@ -33,6 +33,7 @@ class Arrival:
     trajectory: Trajectory
     entry_ids: tuple[str, ...]
     usable: bool  # False = fills its place, but is never trained and has no part in the baseline
+    quarantined: bool = False  # True = set aside because it breaks an invariant; never usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,24 +113,12 @@ class Intake:
             # The step is committed whatever the queue says; the next step, or a restart, tries again.
             log.warning("entries.not_acknowledged", run_id=self._expected.run_id, error=str(error))
 
-    async def drop_all(self) -> int:
-        """Acknowledge everything in the stream of a run that is over; the number of entries."""
-        entries = await self._queue.read_own_pending(self._stream, CONSUMER_GROUP, self._consumer)
-        num_dropped = 0
-        while True:
-            await self._release([entry.entry_id for entry in entries])
-            num_dropped += len(entries)
-            entries = await self._queue.read(
-                self._stream,
-                CONSUMER_GROUP,
-                self._consumer,
-                max_entries=MAX_ENTRIES_A_READ,
-                wait_s=0.01,
-            )
-            if not entries:
-                break
-        await self._queue.trim(self._stream)
-        return num_dropped
+    async def drop_all(self) -> None:
+        """Remove the stream of a run that is over, as well as can be: the sweeper removes what is left."""
+        try:
+            await self._queue.delete(self._stream)
+        except QueueError as error:
+            log.warning("stream.not_removed", run_id=self._expected.run_id, error=str(error))
 
     async def _take_in(self, entry: Entry) -> None:
         trajectory, complaint = _read(entry)
@@ -144,7 +132,13 @@ class Intake:
         if complaint is not None:
             await self._set_aside(entry, trajectory, complaint)
         usable = complaint is None and trajectory.outcome not in UNGRADED_OUTCOMES
-        await self._admit(entry, Arrival(trajectory=trajectory, entry_ids=(entry.entry_id,), usable=usable))
+        arrival = Arrival(
+            trajectory=trajectory,
+            entry_ids=(entry.entry_id,),
+            usable=usable,
+            quarantined=complaint is not None,
+        )
+        await self._admit(entry, arrival)
 
     def _has_place(self, trajectory: Trajectory) -> bool:
         try:

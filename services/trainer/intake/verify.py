@@ -34,11 +34,6 @@ class Expectations:
     reward_low: float
     reward_high: float
 
-    @property
-    def needs_reward(self) -> bool:
-        """True where a trajectory without a reward cannot be trained."""
-        return self.temperature is not None
-
 
 def check_address(trajectory: Trajectory, expected: Expectations) -> None:
     """Raise `IntakeError` where the trajectory has no place in a group of this run."""

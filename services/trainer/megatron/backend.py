@@ -48,11 +48,12 @@ from services.trainer.megatron.optimizer import (
 )
 from services.trainer.megatron.packing import TrainRow
 from services.trainer.megatron.result import StepFigures, StepResult
+from services.trainer.megatron.shape import read_shape
 from services.trainer.megatron.state import load_state, save_state
 
 if TYPE_CHECKING:
     from services.trainer.megatron.batch import Predictions, TrainBatch
-    from services.trainer.megatron.model import ModelShape
+    from services.trainer.megatron.shape import ModelShape
 
 # T row token, U wanted position, K trained token of a micro-batch
 
@@ -116,7 +117,7 @@ class MegatronBackend:
             raise InvalidInput("precision", f"{precision!r} is not one of {', '.join(_PRECISIONS)}")
         if microbatch_tokens < 1:
             raise InvalidInput("microbatch_tokens", f"must be >= 1, not {microbatch_tokens}")
-        from services.trainer.megatron.model import build_model, read_shape, wrap_for_training
+        from services.trainer.megatron.model import build_model, wrap_for_training
         from services.trainer.megatron.weights import load_into, read_weights, to_megatron
 
         shape = read_shape(folder)
@@ -283,7 +284,7 @@ class MegatronBackend:
         loss_sum = weighted_sum(losses.loss_K, batch.weights_K, losses.kept_K)
         divisor = divisor_part(objective.aggregation, losses.kept_K, batch.num_counted_trajectories)
         entropy_K = entropies(logits_UV.detach())[predictions.position_K]
-        figures.add(losses, entropy_K, float(loss_sum.detach()), divisor)
+        figures.add(losses, entropy_K, batch.same_weights_K, float(loss_sum.detach()), divisor)
         return loss_sum, torch.tensor(divisor, dtype=torch.int), {}
 
     def _reference_logprobs(

@@ -39,6 +39,7 @@ class TrainBatch:
 
     predictions: Predictions
     rollout_logprobs_K: torch.Tensor
+    same_weights_K: torch.Tensor  # bool; sampled by exactly the weights being trained
     advantages_K: torch.Tensor
     weights_K: torch.Tensor
     num_counted_trajectories: int
@@ -112,12 +113,19 @@ def train_batches(
                 rollout_logprobs_K=torch.from_numpy(
                     np.concatenate([rows[i].rollout_logprobs_T[targets_by_row[i]] for i in own])
                 ).float(),
+                same_weights_K=torch.from_numpy(
+                    np.concatenate([_same_weights(rows[i])[targets_by_row[i]] for i in own])
+                ),
                 advantages_K=_repeated([rows[i].advantage for i in own], repeats),
                 weights_K=_repeated([weights[i] for i in own], repeats),
                 num_counted_trajectories=sum(counted[i] for i in own),
             )
         )
     return batches
+
+
+def _same_weights(row: TrainRow) -> NDArray[np.bool_]:
+    return np.zeros_like(row.trained_T) if row.same_weights_T is None else row.same_weights_T
 
 
 def _repeated(values: Sequence[float], repeats: Sequence[int]) -> torch.Tensor:

@@ -38,7 +38,7 @@ class BaseFolder:
 
 
 def read_base(folder: Path) -> BaseFolder:
-    """Read config.json and the companions. The config was checked by `model.read_shape`."""
+    """Read config.json and the companions. The config was checked by `shape.read_shape`."""
     companions = {name: folder / name for name in _COMPANIONS}
     return BaseFolder(
         config=json.loads((folder / "config.json").read_text()),

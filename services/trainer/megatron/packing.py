@@ -38,6 +38,8 @@ class TrainRow:
     trained_T: NDArray[np.bool_]  # True where token t is trained; never at position 0
     rollout_logprobs_T: NDArray[np.float32]  # under the policy that sampled it; 0 elsewhere and in SFT
     advantage: float = 0.0  # of the trajectory; ignored by SFT
+    # True where exactly the weights being trained sampled the token; None = nowhere.
+    same_weights_T: NDArray[np.bool_] | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raise `ValueError` where the arrays disagree or hold what cannot be trained on."""
@@ -45,6 +47,8 @@ class TrainRow:
         if self.ids_T.ndim != 1 or num_tokens == 0:
             raise ValueError(f"row of {self.trajectory_id}: ids_T must be one non-empty dimension")
         if self.trained_T.shape != (num_tokens,) or self.rollout_logprobs_T.shape != (num_tokens,):
+            raise ValueError(f"row of {self.trajectory_id}: arrays of different lengths")
+        if self.same_weights_T is not None and self.same_weights_T.shape != (num_tokens,):
             raise ValueError(f"row of {self.trajectory_id}: arrays of different lengths")
         if self.trained_T[0]:
             raise ValueError(f"row of {self.trajectory_id}: the first token has no context to train it in")

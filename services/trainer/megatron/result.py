@@ -24,8 +24,12 @@ class StepResult:
     ratio_mean: float  # trainer / old policy, mean over trained tokens; 1 for SFT
     clip_fraction_low: float
     clip_fraction_high: float
-    mismatch_kl: float  # k3 estimate of KL(rollout || trainer), mean over trained tokens; 0 for SFT
-    logprob_mismatch_max: float  # max |trainer - rollout| over trained tokens; 0 for SFT
+    # Of trained tokens that exactly these weights sampled: what differs is how engine and trainer compute.
+    mismatch_kl: float | None  # k3 estimate of KL(rollout || trainer), mean; None = there is no such token
+    logprob_mismatch_max: float | None  # max |trainer - rollout|; None likewise
+    # Of all trained tokens: how far the policy moved since it sampled comes on top. 0 for SFT.
+    drift_kl: float
+    logprob_drift_max: float
     reference_kl: float  # estimate of KL(policy || reference), 0 without a KL term
     entropy: float  # nats, mean over trained tokens, at the run's temperature
     num_tokens_trained: int  # in the loss
@@ -54,13 +58,23 @@ class StepFigures:
     ratio: float = 0.0
     clipped_low: float = 0.0
     clipped_high: float = 0.0
+    num_same_weights: int = 0
     mismatch_kl: float = 0.0
     mismatch_max: float = 0.0
+    drift_kl: float = 0.0
+    drift_max: float = 0.0
     reference_kl: float = 0.0
     entropy: float = 0.0
 
-    def add(self, losses: TokenLosses, entropy_K: torch.Tensor, loss_sum: float, divisor: int) -> None:
-        """Add one micro-batch. Rejected tokens enter the mismatch, since it is why they were rejected."""
+    def add(
+        self,
+        losses: TokenLosses,
+        entropy_K: torch.Tensor,
+        same_weights_K: torch.Tensor,
+        loss_sum: float,
+        divisor: int,
+    ) -> None:
+        """Add one micro-batch. Rejected tokens enter mismatch and drift: it is why they were rejected."""
         num_kept = int(losses.kept_K.sum())
         self.loss_sum += loss_sum
         self.divisor += divisor
@@ -69,8 +83,12 @@ class StepFigures:
         self.ratio += float(losses.ratio_K.sum())
         self.clipped_low += float(losses.clipped_low_K.sum())
         self.clipped_high += float(losses.clipped_high_K.sum())
-        self.mismatch_kl += float(losses.mismatch_kl_K.sum())
-        self.mismatch_max = max(self.mismatch_max, float(losses.mismatch_K.max()))
+        self.drift_kl += float(losses.drift_kl_K.sum())
+        self.drift_max = max(self.drift_max, float(losses.drift_K.max()))
+        if same_weights_K.any():
+            self.num_same_weights += int(same_weights_K.sum())
+            self.mismatch_kl += float(losses.drift_kl_K[same_weights_K].sum())
+            self.mismatch_max = max(self.mismatch_max, float(losses.drift_K[same_weights_K].max()))
         self.reference_kl += float(losses.reference_kl_K.sum())
         self.entropy += float(entropy_K.sum())
 
@@ -99,8 +117,10 @@ class StepFigures:
             ratio_mean=self.ratio / num_trained,
             clip_fraction_low=self.clipped_low / num_trained,
             clip_fraction_high=self.clipped_high / num_trained,
-            mismatch_kl=self.mismatch_kl / num_trained,
-            logprob_mismatch_max=self.mismatch_max,
+            mismatch_kl=self.mismatch_kl / self.num_same_weights if self.num_same_weights else None,
+            logprob_mismatch_max=self.mismatch_max if self.num_same_weights else None,
+            drift_kl=self.drift_kl / num_trained,
+            logprob_drift_max=self.drift_max,
             reference_kl=self.reference_kl / num_trained,
             entropy=self.entropy / num_trained,
             num_tokens_trained=self.num_kept,

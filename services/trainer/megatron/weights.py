@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from practicum.errors import CheckpointError
-from services.trainer.megatron.model import ModelShape
+from services.trainer.megatron.shape import ModelShape
 
 Weights = dict[str, torch.Tensor]
 

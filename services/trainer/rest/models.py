@@ -1,9 +1,9 @@
 """What callers send and get. Every field is described here, and nowhere else."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from practicum.rest.models import ApiModel
 from services.trainer.algorithms.advantage import AdvantageKind
@@ -12,85 +12,122 @@ from services.trainer.megatron.optimizer import Schedule
 from services.trainer.progress import Phase
 from services.trainer.spec import Precision, RunState, Stage
 
+# What a run holds must fit its messages and the model: counts are int32 there and seeds int64.
+MAX_TOKENS = 2**24
+MAX_STEPS = 10_000_000
+MAX_SEED = 2**62
+# Far above any value that trains, far below where float32 overflows.
+MAX_FACTOR = 1e9
+
+
+def _storable(text: str) -> str:
+    if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("holds U+0000 or half of a surrogate pair, which no database takes")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+
+
+class _Finite(ApiModel):
+    """A body whose numbers are all finite: JSON as Python reads it knows NaN and Infinity."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
 
 class ModelRequest(ApiModel):
     """The weights a run starts from."""
 
-    path: str = Field(
+    path: Text = Field(
         min_length=1,
+        max_length=4096,
         description="A Hugging Face folder on the trainer's disk: config.json, tokenizer.json, weights.",
         examples=["/models/tiny"],
     )
 
 
-class RolloutRequest(ApiModel):
+class RolloutRequest(_Finite):
     """How the episodes of an `rl` run are sampled."""
 
-    suite: str = Field(
-        min_length=1, description="The suite whose train split is sampled.", examples=["first-bugs"]
+    suite: Text = Field(
+        min_length=1,
+        max_length=400,
+        description="The suite whose train split is sampled: its id, its name, or name@version.",
+        examples=["first-bugs"],
     )
     group_size: int = Field(default=8, ge=2, le=1024, description="Episodes a group; they share a baseline.")
     groups_per_step: int = Field(default=8, ge=1, le=4096, description="Complete groups a step takes.")
     max_turns: int = Field(default=6, ge=1, le=1000, description="Turns an episode may take.")
-    max_tokens: int = Field(default=512, ge=16, description="Tokens an episode may hold, prompts included.")
+    max_tokens: int = Field(
+        default=512, ge=16, le=MAX_TOKENS, description="Tokens an episode may hold, prompts included."
+    )
     temperature: float = Field(
         default=1.0,
-        gt=0,
+        ge=0.01,
         le=10,
         description="Sampling temperature; the trainer's logits are divided by it too.",
     )
     top_p: float = Field(default=1.0, description="Must be 1: the trainer does not correct for a nucleus.")
     top_k: int = Field(default=-1, description="Must be -1: the trainer does not correct for a cut.")
-    max_new_tokens: int = Field(default=96, ge=1, description="Tokens a turn may sample.")
+    max_new_tokens: int = Field(default=96, ge=1, le=MAX_TOKENS, description="Tokens a turn may sample.")
     max_staleness: int = Field(
         default=2,
         ge=0,
         le=1000,
         description="Versions a trained token may lag behind; older ones are context only.",
     )
-    seed: int = Field(default=0, ge=0, description="Seed of the task order.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the task order.")
 
 
-class AlgorithmRequest(ApiModel):
+class AlgorithmRequest(_Finite):
     """What a step of an `rl` run optimises."""
 
     advantage: AdvantageKind = Field(
         default=AdvantageKind.GROUP_STD, description="Baseline and scale in a group."
     )
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
-    clip_high: float = Field(default=0.28, gt=0, description="The ratio is clipped above 1 + clip_high.")
+    clip_high: float = Field(
+        default=0.28, gt=0, le=MAX_FACTOR, description="The ratio is clipped above 1 + clip_high."
+    )
     dual_clip: float | None = Field(
-        default=None, gt=1, description="Bounds the loss of negative advantages at this ratio; null is off."
+        default=None,
+        gt=1,
+        le=MAX_FACTOR,
+        description="Bounds the loss of negative advantages at this ratio; null is off.",
     )
     aggregation: Aggregation = Field(
         default=Aggregation.TOKEN_MEAN, description="How the losses of tokens become one number."
     )
     off_policy: OffPolicy = Field(
-        default=OffPolicy.NONE, description="What is done about tokens that another policy sampled."
+        default=OffPolicy.NONE,
+        description="What is done about tokens that another policy sampled; "
+        "truncate needs old_policy recomputed.",
     )
     off_policy_cap: float = Field(
-        default=2.0, ge=1, description="Largest importance weight, or the kept range."
+        default=2.0, ge=1, le=MAX_FACTOR, description="Largest importance weight, or the kept range."
     )
     old_policy: OldPolicy = Field(
         default=OldPolicy.ROLLOUT, description="Whose logprobs the ratio is taken against."
     )
-    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the divergence from the base model.")
+    kl_coef: float = Field(
+        default=0.0, ge=0, le=MAX_FACTOR, description="Weight of the divergence from the base model."
+    )
     kl_estimator: KlEstimator = Field(default=KlEstimator.K3, description="How that divergence is estimated.")
 
 
-class OptimizerRequest(ApiModel):
+class OptimizerRequest(_Finite):
     """AdamW and its schedule over the run's steps."""
 
     lr: float = Field(default=1e-4, gt=0, lt=1, description="Highest learning rate.")
     betas: tuple[float, float] = Field(
         default=(0.9, 0.95), description="Decay of the two moments, each in [0, 1)."
     )
-    eps: float = Field(default=1e-8, gt=0, description="Added to the denominator.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    eps: float = Field(default=1e-8, gt=0, le=1, description="Added to the denominator.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1000, description="Decoupled weight decay.")
     clip_grad: float = Field(
-        default=1.0, ge=0, description="Global norm the gradient is scaled down to; 0 is off."
+        default=1.0, ge=0, le=MAX_FACTOR, description="Global norm the gradient is scaled down to; 0 is off."
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS, description="Steps of linear warm-up.")
     schedule: Schedule = Field(default=Schedule.CONSTANT, description="How the rate moves after the warm-up.")
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="Of lr, where linear and cosine end.")
 
@@ -119,10 +156,10 @@ class RunRequest(ApiModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [_RL_EXAMPLE, _SFT_EXAMPLE]})
 
-    name: str = Field(min_length=1, max_length=200, description="For people.", examples=["first-bugs-rl"])
+    name: Text = Field(min_length=1, max_length=200, description="For people.", examples=["first-bugs-rl"])
     stage: Stage = Field(description="rl trains on graded episodes, sft on demonstrations.")
     model: ModelRequest = Field(description="The weights it starts from.")
-    num_steps: int = Field(ge=1, le=10_000_000, description="Steps it takes.")
+    num_steps: int = Field(ge=1, le=MAX_STEPS, description="Steps it takes.")
     rollout: RolloutRequest | None = Field(
         default=None, description="How episodes are sampled: needed by rl, refused with sft."
     )
@@ -132,10 +169,13 @@ class RunRequest(ApiModel):
     algorithm: AlgorithmRequest = Field(default=AlgorithmRequest(), description="The loss; rl only.")
     optimizer: OptimizerRequest = Field(default=OptimizerRequest(), description="The optimizer.")
     microbatch_tokens: int = Field(
-        default=8192, ge=16, description="Tokens that go through the model at once; also the longest row."
+        default=8192,
+        ge=16,
+        le=MAX_TOKENS,
+        description="Tokens that go through the model at once; also the longest row.",
     )
     precision: Precision = Field(default=Precision.FP32, description="What the model computes in.")
-    seed: int = Field(default=0, ge=0, description="Seed of the trainer.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the trainer.")
     start_paused: bool = Field(
         default=False,
         description="True makes the run ready and publishes its base model, then holds it until :resume.",
@@ -167,7 +207,13 @@ class StepBody(ApiModel):
     zero_variance_groups: int = Field(description="Groups whose rewards were all equal; they train nothing.")
     trajectories: int = Field(description="Trajectories with a part in the statistics.")
     infra_failed: int = Field(
-        description="Trajectories that only filled their place: failed, cancelled or set aside."
+        description="Trajectories that only filled their place: the platform failed them, or their grading."
+    )
+    cancelled: int = Field(
+        default=0, description="Trajectories that only filled their place: their episode was cancelled."
+    )
+    quarantined: int = Field(
+        default=0, description="Trajectories that only filled their place: they were set aside."
     )
     mean_turns: float | None = Field(description="Turns a trajectory.")
     mean_sampled_tokens: float | None = Field(description="Tokens the policy wrote, a trajectory.")
@@ -183,8 +229,21 @@ class StepBody(ApiModel):
     ratio_mean: float | None = Field(description="Mean ratio of trainer to old policy.")
     clip_fraction_low: float | None = Field(description="Share of trained tokens clipped from below.")
     clip_fraction_high: float | None = Field(description="Share of trained tokens clipped from above.")
-    mismatch_kl: float | None = Field(description="Estimate of KL(rollout || trainer).")
-    logprob_mismatch_max: float | None = Field(description="Largest |trainer - rollout| logprob.")
+    mismatch_kl: float | None = Field(
+        description="Estimate of KL(rollout || trainer) over trained tokens that exactly these weights "
+        "sampled: engine and trainer compute differently. Null where there is no such token."
+    )
+    logprob_mismatch_max: float | None = Field(
+        description="Largest |trainer - rollout| logprob over the same tokens; null likewise."
+    )
+    drift_kl: float | None = Field(
+        default=None,
+        description="Estimate of KL(rollout || trainer) over all trained tokens: what the policy moved since "
+        "it sampled them comes on top.",
+    )
+    logprob_drift_max: float | None = Field(
+        default=None, description="Largest |trainer - rollout| logprob over all trained tokens."
+    )
     reference_kl: float | None = Field(description="Estimate of KL(policy || base); 0 without that term.")
     entropy: float | None = Field(description="Mean entropy at trained tokens, in nats.")
     seconds: float | None = Field(description="Seconds of compute.")
@@ -230,6 +289,10 @@ class RunSummary(ApiModel):
         description="Version that every engine served last; null for none yet."
     )
     publish_error: str = Field(description="Why the last publish failed; empty where it did not.")
+    publish_pending: bool = Field(
+        description="True while published_version may still reach weight_version. False where it has, or "
+        "where the run is over: the two never change again, and where they differ publish_error says why."
+    )
     groups_consumed: int = Field(description="Groups that steps and discarded batches took.")
     batches_discarded: int = Field(description="Batches without one usable trajectory.")
     quarantined: int = Field(description="Trajectories that were set aside.")

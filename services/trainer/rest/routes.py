@@ -1,6 +1,6 @@
 """The trainer's routes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, status
@@ -29,8 +29,21 @@ IdempotencyKey = Annotated[
 ]
 
 
-def runs_router(store: TrainerStore, progress: ProgressBoard, wake: Callable[[], None]) -> APIRouter:
-    """Routes of runs; `wake` tells the worker that there may be something to do."""
+CheckSuite = Callable[[str], Awaitable[None]]
+"""Raises `InvalidInput` where a run could never sample from a suite, `RpcUnavailable` where nobody knows."""
+
+
+def runs_router(
+    store: TrainerStore,
+    progress: ProgressBoard,
+    wake: Callable[[], None],
+    *,
+    check_suite: CheckSuite | None = None,
+) -> APIRouter:
+    """Routes of runs; `wake` tells the worker that there may be something to do.
+
+    `check_suite` judges the suite of a run; None = there is no rollout service to ask.
+    """
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
     async def body(run: RunRecord, last_steps: int) -> RunBody:
@@ -40,9 +53,16 @@ def runs_router(store: TrainerStore, progress: ProgressBoard, wake: Callable[[],
 
     @router.post("", status_code=status.HTTP_201_CREATED, summary="Make a run")
     async def create_run(request: RunRequest, idempotency_key: IdempotencyKey = None) -> RunBody:
-        """It trains when the runs before it are done. Contradictory options answer 422 with the field."""
+        """It trains when the runs before it are done.
+
+        Contradictory options, a model that cannot be trained and a suite that cannot be sampled answer 422
+        with the field; 503 where the rollout service, which knows the suites, is away.
+        """
         key = check_key(idempotency_key)
-        run = await store.runs.create(spec_of(request), key=key, digest=body_digest(request))
+        spec = spec_of(request)
+        if spec.rollout is not None and check_suite is not None:
+            await check_suite(spec.rollout.suite)
+        run = await store.runs.create(spec, key=key, digest=body_digest(request))
         wake()
         return await body(run, 0)
 
@@ -52,6 +72,7 @@ def runs_router(store: TrainerStore, progress: ProgressBoard, wake: Callable[[],
         page_token: PageToken = None,
         state: Annotated[RunState | None, Query(description="Only runs in this state.")] = None,
     ) -> Page[RunSummary]:
+        """Without their steps; GET a run for those."""
         runs = await store.runs.page(limit=page_size + 1, after=_cursor(page_token), state=state)
         counts = await store.quarantine.count([run.run_id for run in runs])
         items = [
@@ -64,6 +85,7 @@ def runs_router(store: TrainerStore, progress: ProgressBoard, wake: Callable[[],
 
     @router.get("/{run_id}", summary="A run with its steps")
     async def get_run(run_id: RunId, last_steps: LastSteps = 1000) -> RunBody:
+        """Where it stands, what it is doing, and its newest steps."""
         return await body(await store.runs.get(run_id), last_steps)
 
     @router.post("/{run_id}:pause", summary="Hold a run; it keeps its place")
@@ -101,6 +123,7 @@ def runs_router(store: TrainerStore, progress: ProgressBoard, wake: Callable[[],
     async def list_quarantine(
         run_id: RunId, page_size: PageSize = DEFAULT_PAGE_SIZE, page_token: PageToken = None
     ) -> Page[QuarantineBody]:
+        """Each with the invariant it broke; none of them was trained."""
         await store.runs.get(run_id)
         records = await store.quarantine.page(run_id, limit=page_size + 1, after=_cursor(page_token))
         return Page(
@@ -123,6 +146,7 @@ def checkpoints_router(store: TrainerStore) -> APIRouter:
         page_token: PageToken = None,
         run_id: Annotated[str | None, Query(description="Only checkpoints of this run.")] = None,
     ) -> Page[CheckpointBody]:
+        """Retired ones too: their folders are gone, their records stay."""
         found = await store.checkpoints.page(limit=page_size + 1, after=_cursor(page_token), run_id=run_id)
         return Page(
             items=[checkpoint_body(checkpoint) for checkpoint in found[:page_size]],
@@ -135,6 +159,7 @@ def checkpoints_router(store: TrainerStore) -> APIRouter:
     async def get_checkpoint(
         checkpoint_id: Annotated[str, Path(description="The checkpoint.")],
     ) -> CheckpointBody:
+        """Its folder, its manifest's hash and its size."""
         return checkpoint_body(await store.checkpoints.by_id(checkpoint_id))
 
     return router

@@ -1,10 +1,11 @@
 """Between the REST bodies and what the trainer holds inside."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from practicum.errors import InvalidInput
+from services.trainer.algorithms.objective import OffPolicy, OldPolicy
+from services.trainer.megatron.shape import read_shape
 from services.trainer.progress import ProgressBoard
 from services.trainer.rest.models import (
     ActivityBody,
@@ -75,6 +76,12 @@ def _check_numbers(request: RunRequest) -> None:
             raise InvalidInput("rollout.max_new_tokens", "is more than rollout.max_tokens")
         if rollout.max_tokens > request.microbatch_tokens:
             raise InvalidInput("microbatch_tokens", "must hold an episode of rollout.max_tokens")
+    algorithm = request.algorithm
+    if algorithm.off_policy is OffPolicy.TRUNCATE and algorithm.old_policy is OldPolicy.ROLLOUT:
+        raise InvalidInput(
+            "algorithm.off_policy",
+            "truncate needs algorithm.old_policy recomputed: against rollout the ratio corrects already",
+        )
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         raise InvalidInput("optimizer.betas", "each must be at least 0 and below 1")
     if optimizer.warmup_steps > request.num_steps:
@@ -83,17 +90,22 @@ def _check_numbers(request: RunRequest) -> None:
 
 def _check_model(path: str) -> None:
     folder = Path(path)
-    if not folder.is_dir():
-        raise InvalidInput("model.path", f"{path} is no folder on the trainer's disk")
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise InvalidInput("model.path", f"{path} holds no {name}; give a Hugging Face folder")
-    if not any(folder.glob("*.safetensors")):
-        raise InvalidInput("model.path", f"{path} holds no *.safetensors")
     try:
-        json.loads((folder / "config.json").read_bytes())
-    except ValueError as error:
-        raise InvalidInput("model.path", f"{path}/config.json is not JSON: {error}") from error
+        if not folder.is_dir():
+            raise InvalidInput("model.path", f"{path} is no folder on the trainer's disk")
+        for name in ("config.json", "tokenizer.json"):
+            if not (folder / name).is_file():
+                raise InvalidInput("model.path", f"{path} holds no {name}; give a Hugging Face folder")
+        if not any(folder.glob("*.safetensors")):
+            raise InvalidInput("model.path", f"{path} holds no *.safetensors")
+    except OSError as error:
+        raise InvalidInput("model.path", f"{path} cannot be read: {error}") from error
+    try:
+        read_shape(folder)
+    except InvalidInput as error:
+        if error.field == "model.path":
+            raise
+        raise InvalidInput("model.path", f"config.json cannot be trained: {error}") from error
 
 
 def run_summary(run: RunRecord, *, quarantined: int, progress: ProgressBoard) -> RunSummary:
@@ -109,6 +121,7 @@ def run_summary(run: RunRecord, *, quarantined: int, progress: ProgressBoard) ->
         weight_version=max(run.weight_version, 0),
         published_version=run.published_version,
         publish_error=run.publish_error,
+        publish_pending=run.state not in TERMINAL_STATES and run.published_version != run.weight_version,
         groups_consumed=run.groups_consumed,
         batches_discarded=run.batches_discarded,
         quarantined=quarantined,

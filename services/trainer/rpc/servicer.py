@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from practicum.errors import InvalidInput, NotFound
+from practicum.telemetry.logs import get_logger
 from practicum.trajectory import Trajectory
 from practicum.v1 import trainer_pb2 as pb
 from practicum.v1 import trainer_pb2_grpc, trajectory_pb2
@@ -11,6 +12,8 @@ from practicum.wire import trajectory_to_pb
 from services.trainer.spec import RunState
 from services.trainer.store import TrainerStore
 from services.trainer.store.records import CheckpointRecord, RunRecord
+
+log = get_logger("trainer.rpc")
 
 CHUNK_BYTES = 1 << 20
 
@@ -37,15 +40,21 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return run_to_pb(await self._store.runs.get(request.run_id))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
-        """Runs by state, oldest first."""
+        """Runs by state, oldest first; one that no message can hold is left out."""
         states = set()
         for number in request.states:
             state = _STATE_FROM_PB.get(number)
             if state is None:
                 raise InvalidInput("states", f"run state {number} is not known")
             states.add(state)
-        runs = await self._store.runs.in_states(states)
-        return pb.ListRunsResponse(runs=[run_to_pb(run) for run in runs])
+        runs = []
+        for run in await self._store.runs.in_states(states):
+            try:
+                runs.append(run_to_pb(run))
+            except (ValueError, OverflowError) as error:
+                # It must not hold up the others.
+                log.error("run.not_told", run_id=run.run_id, error=str(error))
+        return pb.ListRunsResponse(runs=runs)
 
     async def GetCheckpoint(self, request: pb.GetCheckpointRequest, context: Any) -> pb.Checkpoint:
         """A committed checkpoint; NOT_FOUND where there is none, or where its folder was removed."""

@@ -7,6 +7,7 @@ worker's back-off is the one place that retries.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, insert, select, update
@@ -270,6 +271,30 @@ class RunStore:
             )
             for row in reversed(rows)
         ]
+
+    async def note_unpublished(self, run_id: str, error: str) -> None:
+        """Say why the last version is not served, where no try to publish it has said so."""
+        table = tables.runs
+        async with transaction(self._engine) as connection:
+            await connection.execute(
+                update(table)
+                .where(table.c.run_id == run_id, table.c.publish_error == "")
+                .where(table.c.published_version.is_distinct_from(table.c.weight_version))
+                .values(publish_error=error)
+            )
+
+    async def over(self, *, since: datetime | None) -> list[str]:
+        """Ids of the runs that are over, oldest first; only those that ended at `since` or later."""
+        table = tables.runs
+        query = (
+            select(table.c.run_id)
+            .where(table.c.state.in_(sorted(TERMINAL_STATES)))
+            .order_by(table.c.created_at, table.c.run_id)
+        )
+        if since is not None:
+            query = query.where(table.c.updated_at >= since)
+        async with transaction(self._engine) as connection:
+            return list((await connection.execute(query)).scalars())
 
     async def record_publish(
         self, run_id: str, weight_version: int, *, ok: bool, error: str, publish: Mapping[str, Any]

@@ -1,18 +1,21 @@
 """Outcomes and rewards: what is graded, what is 0, and what is never graded."""
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from practicum.clock import SystemClock
-from practicum.errors import GraderError, InvalidInput, SandboxError
+from practicum.errors import InvalidInput, SandboxError
 from practicum.trajectory import Outcome
+from services.reward.admission.checks import admit
 from services.reward.graders.tests import TestsGrader, results
 from services.reward.grading import Grading
 from services.reward.integrity.clean_room import CleanRoom, CleanRun
 from services.reward.metrics import RewardMetrics
-from services.reward.sandbox.base import Changes, Ran, TestRecord, TestRun
+from services.reward.sandbox.base import Changes, Ran, Sandbox, Session, TestRecord, TestRun
 from services.reward.sandbox.bubblewrap import BubblewrapSandbox
 from services.reward.sandbox.limits import SandboxLimits
 from tests.fixtures.reward import FIXED, TESTS, changed, files, make_task
@@ -28,6 +31,58 @@ class NoSandbox(BubblewrapSandbox):
         raise SandboxError("no room on this machine")
 
 
+class PatientClock(SystemClock):
+    """Moves on at once when told to sleep."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+class AwayUntil(BubblewrapSandbox):
+    """A backend that has died and takes a while to come back."""
+
+    def __init__(self, sandbox: BubblewrapSandbox, clock: PatientClock, *, back_at_s: float) -> None:
+        super().__init__()
+        self._sandbox, self._clock, self._back_at_s = sandbox, clock, back_at_s
+
+    async def open(self, session_id: str, limits: SandboxLimits, **options: Any) -> Session:
+        if sum(self._clock.slept) < self._back_at_s:
+            raise SandboxError("the sandbox's fork server ended")
+        return await self._sandbox.open(session_id, limits, **options)
+
+
+class StuckSession:
+    """A session whose process is said not to have ended."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def close(self) -> None:
+        await self._session.close()
+        raise SandboxError("session process 1 did not end")
+
+
+class StuckSandbox(BubblewrapSandbox):
+    """A backend whose sessions do not close."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__()
+        self._sandbox = sandbox
+        self.opened: list[str] = []
+
+    async def open(self, session_id: str, limits: SandboxLimits, **options: Any) -> Session:
+        self.opened.append(session_id)
+        stuck: Any = StuckSession(await self._sandbox.open(session_id, limits, **options))
+        made: Session = stuck
+        return made
+
+
 def grading_with(grader: TestsGrader, registry: CollectorRegistry | None = None) -> Grading:
     metrics = RewardMetrics(registry or CollectorRegistry())
     return Grading(graders={"tests": grader}, metrics=metrics, clock=SystemClock())
@@ -35,9 +90,8 @@ def grading_with(grader: TestsGrader, registry: CollectorRegistry | None = None)
 
 async def test_a_platform_failure_is_never_a_reward() -> None:
     sandbox, registry = NoSandbox(), CollectorRegistry()
-    grading = grading_with(
-        TestsGrader(clean_room=CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(8))), registry
-    )
+    room = CleanRoom(sandbox=sandbox, slots=asyncio.Semaphore(8))
+    grading = grading_with(TestsGrader(clean_room=room, clock=PatientClock()), registry)
     graded = await grading.grade("g", make_task(), changed({"calc.py": FIXED}), Outcome.COMPLETED)
     assert graded.grade.reward is None
     assert graded.outcome is Outcome.INFRA_FAILED
@@ -89,9 +143,51 @@ async def test_an_unknown_grader_is_bad_input(grader: TestsGrader) -> None:
         await grading.grade("g", make_task(), Changes(), Outcome.COMPLETED)
 
 
-async def test_a_grader_without_tests_grades_nothing(grader: TestsGrader) -> None:
-    with pytest.raises(GraderError, match="no test file"):
-        await grader.grade("g", make_task(hidden={"data.txt": "x"}), Changes())
+@pytest.mark.parametrize(
+    ("hidden", "mending"),
+    [
+        ({"data.txt": "x"}, r"grader\.files: data\.txt: no test file; name one `test_\*\.py`"),
+        ({"test_b.py": "x = 1\ndef test_a(:\n"}, r"grader\.files: test_b\.py: correct its syntax; line 2"),
+        ({"test_b.py": "\nreturn 1\n"}, r"grader\.files: test_b\.py: correct its syntax; line 2"),
+        ({"test_b.py": "x = '\0'\n"}, r"grader\.files: test_b\.py: .*null bytes"),
+    ],
+    ids=["no_test_file", "syntax", "compiler", "null_byte"],
+)
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.TIMED_OUT])
+async def test_hidden_tests_that_cannot_run_are_bad_input_that_says_what_to_mend(
+    grader: TestsGrader, hidden: dict[str, str], mending: str, outcome: Outcome
+) -> None:
+    with pytest.raises(InvalidInput, match=mending):
+        await grading_with(grader).grade("g", make_task(hidden=hidden), Changes(), outcome)
+    checks = await admit("a", make_task(hidden=hidden), None, grader)
+    assert [(check.name, check.ok) for check in checks] == [("well_formed", False)]
+    assert re.search(mending, checks[0].detail)
+
+
+async def test_a_warning_about_hidden_tests_is_no_syntax_error(grader: TestsGrader) -> None:
+    grader.check(make_task(hidden={"test_b.py": "def test_a():\n    assert '\\d' is not 1\n"}).grader)
+
+
+async def test_attempts_wait_longer_each_time_for_a_backend_that_comes_back(sandbox: Sandbox) -> None:
+    assert isinstance(sandbox, BubblewrapSandbox)
+    clock = PatientClock()
+    away = AwayUntil(sandbox, clock, back_at_s=1.2)
+    grader = TestsGrader(clean_room=CleanRoom(sandbox=away, slots=asyncio.Semaphore(8)), clock=clock)
+    verdict = await grader.grade("g", make_task(), changed({"calc.py": FIXED}))
+    assert verdict.grade.reward == 1.0
+    assert clock.slept == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    "hidden", [TESTS, TESTS.replace("test_a()", "test_a(tmp_path)")], ids=["apart", "one_process"]
+)
+async def test_a_session_that_does_not_close_takes_no_verdict_away(sandbox: Sandbox, hidden: str) -> None:
+    stuck = StuckSandbox(sandbox)
+    grader = TestsGrader(clean_room=CleanRoom(sandbox=stuck, slots=asyncio.Semaphore(8)), clock=SystemClock())
+    task = make_task(hidden={"test_calc.py": hidden})
+    verdict = await grader.grade("g", task, changed({"calc.py": FIXED}))
+    assert verdict.grade.reward == 1.0
+    assert {attempt for _, attempt in (name.split("/")[:2] for name in stuck.opened)} == {"1"}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from prometheus_client import CollectorRegistry
 from practicum.clock import SystemClock
 from practicum.db.engine import create_engine
 from practicum.db.migrate import upgrade
+from practicum.errors import QueueError
 from practicum.queue.base import Entry
 from practicum.queue.memory import MemoryQueue
 from practicum.queue.streams import EVENTS, GRADING, trajectories
 from practicum.trajectory import Outcome, Trajectory
 from practicum.v1 import events_pb2, reward_pb2, trajectory_pb2
 from practicum.wire import trajectory_from_pb
-from services.reward.graders.base import Task, Verdict
+from services.reward.graders.base import GraderSpec, Task, Verdict
 from services.reward.graders.tests import TestsGrader
 from services.reward.grading import Grading
 from services.reward.metrics import RewardMetrics
@@ -33,17 +34,35 @@ class CountingGrader:
     def __init__(self, grader: TestsGrader) -> None:
         self._grader = grader
         self.num_graded = 0
+        self.going_on = asyncio.Event()  # grading waits for it
+        self.going_on.set()
+
+    def check(self, spec: GraderSpec) -> None:
+        self._grader.check(spec)
 
     async def grade(self, grading_id: str, task: Task, changes: Changes) -> Verdict:
         self.num_graded += 1
+        await self.going_on.wait()
         return await self._grader.grade(grading_id, task, changes)
+
+
+class ImpatientClock(SystemClock):
+    """Does not wait, and can be put ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
 
 
 class Rig:
     """A worker with everything around it."""
 
-    def __init__(self, grader: TestsGrader, store: GradeStore) -> None:
-        self.queue = MemoryQueue(claim_after_s=1.5, max_deliveries=2)
+    def __init__(self, grader: TestsGrader, store: GradeStore, queue: MemoryQueue) -> None:
+        self.queue = queue
         self.grader = CountingGrader(grader)
         self.store = store
         self.worker = GradingWorker(
@@ -54,7 +73,7 @@ class Rig:
                 clock=SystemClock(),
             ),
             store=store,
-            clock=SystemClock(),
+            clock=ImpatientClock(),
             defaults=LIMITS,
             consumer="reward-0",
             concurrency=4,
@@ -83,13 +102,30 @@ class Rig:
         await working
 
 
+class LateQueue(MemoryQueue):
+    """A queue that cannot be reached at first."""
+
+    num_refusals = 3
+
+    async def ensure_group(self, stream: str, group: str) -> None:
+        if stream == GRADING and self.num_refusals:
+            self.num_refusals -= 1
+            raise QueueError("Redis: connection refused")
+        await super().ensure_group(stream, group)
+
+
 @pytest.fixture
-async def rig(grader: TestsGrader, tmp_path: Path) -> AsyncIterator[Rig]:
+async def store(tmp_path: Path) -> AsyncIterator[GradeStore]:
     url = f"sqlite:///{tmp_path}/reward.sqlite"
     await asyncio.to_thread(upgrade, url, MIGRATIONS)
     engine = create_engine(url)
-    yield Rig(grader, GradeStore(engine))
+    yield GradeStore(engine)
     await engine.dispose()
+
+
+@pytest.fixture
+async def rig(grader: TestsGrader, store: GradeStore) -> Rig:
+    return Rig(grader, store, MemoryQueue(claim_after_s=1.5, max_deliveries=2))
 
 
 async def test_graded_trajectories_reach_the_trainer_and_the_events(rig: Rig) -> None:
@@ -132,6 +168,76 @@ async def test_a_task_nobody_can_grade_has_no_reward_and_closes_its_group(rig: R
     assert (graded.reward, graded.outcome) == (None, Outcome.INFRA_FAILED)
     assert "oracle" in graded.error
     graded.check()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "reason"),
+    [({"data.txt": "x"}, "no test file"), ({"test_b.py": "def test_a(:\n"}, "test_b.py: correct its syntax")],
+)
+async def test_hidden_tests_that_cannot_run_close_the_entry_with_evidence(
+    rig: Rig, hidden: dict[str, str], reason: str
+) -> None:
+    request = grade_request(make_trajectory("ep_1-1"), Changes(), make_task(hidden=hidden))
+    await rig.queue.publish(GRADING, request)
+    await rig.run()
+    graded = (await rig.graded(1))[0]
+    assert (graded.reward, graded.outcome) == (None, Outcome.INFRA_FAILED)
+    assert graded.grade is not None
+    assert any(reason in line for line in graded.grade.evidence)
+    assert rig.grader.num_graded == 0
+    assert await rig.queue.dead_letters(GRADING, GROUP) == []
+
+
+async def test_a_queue_that_is_away_at_the_start_is_waited_for(
+    grader: TestsGrader, store: GradeStore
+) -> None:
+    queue = LateQueue()
+    rig = Rig(grader, store, queue)
+    await queue.publish(GRADING, grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED})))
+    stop = asyncio.Event()
+    working = asyncio.create_task(rig.worker.run(stop))
+    assert [one.reward for one in await rig.graded(1)] == [1.0]
+    stop.set()
+    await working
+    assert queue.num_refusals == 0
+
+
+async def test_a_restart_takes_up_at_once_what_its_name_owes(grader: TestsGrader, store: GradeStore) -> None:
+    queue = MemoryQueue(claim_after_s=3600)
+    rig = Rig(grader, store, queue)
+    names = [f"ep_{number}-1" for number in range(6)]  # more than are graded at a time
+    for name in names:
+        await queue.publish(GRADING, grade_request(make_trajectory(name), changed({"calc.py": FIXED})))
+    lost = await queue.read(GRADING, GROUP, rig.worker.consumer, max_entries=5, wait_s=1)
+    assert len(lost) == 5  # the process ends here, with these in hand
+    await rig.run()
+    assert sorted(one.trajectory_id for one in await rig.graded(6)) == names
+    assert rig.grader.num_graded == 6
+
+
+async def test_a_grading_longer_than_the_claim_time_is_not_begun_again(
+    grader: TestsGrader, store: GradeStore
+) -> None:
+    clock = ImpatientClock()
+    queue = MemoryQueue(clock=clock, claim_after_s=60)
+    rig = Rig(grader, store, queue)
+    rig.grader.going_on.clear()
+    await queue.publish(GRADING, grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED})))
+    stop = asyncio.Event()
+    working = asyncio.create_task(rig.worker.run(stop))
+    async with asyncio.timeout(20):
+        while rig.grader.num_graded == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        clock.ahead_s = 61  # the entry in hand counts as stale now, and comes with the next
+        await queue.publish(GRADING, grade_request(make_trajectory("ep_2-1"), changed({"calc.py": FIXED})))
+        while rig.grader.num_graded == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    rig.grader.going_on.set()
+    graded = await rig.graded(2)
+    stop.set()
+    await working
+    assert sorted(one.trajectory_id for one in graded) == ["ep_1-1", "ep_2-1"]
+    assert rig.grader.num_graded == 2
 
 
 async def test_an_unreadable_entry_goes_to_the_dead_letters_and_stops_nobody(rig: Rig) -> None:

@@ -99,6 +99,43 @@ async def test_request_when_no_engine_is_usable_waits_then_fails() -> None:
         assert len((await waiting).token_ids_T) == 3
 
 
+async def test_request_when_its_engine_is_gone_goes_to_another() -> None:
+    engines = [engine_of(), engine_of()]
+    async with pool_of(*engines) as pool:
+        engines[0].is_up = False
+        done = await asyncio.gather(*(generate(pool, f"r{i}", "group") for i in range(6)))
+        assert [len(item.token_ids_T) for item in done] == [3] * 6
+        assert [engine.is_routable for engine in pool.engines] == [False, True]
+
+
+async def test_request_when_the_only_engine_is_gone_waits_until_it_is_back() -> None:
+    engine = engine_of()
+    async with pool_of(engine, wait_s=5) as pool:
+        engine.is_up = False
+        tasks = [asyncio.ensure_future(generate(pool, f"r{i}")) for i in range(4)]
+        await until(lambda: not pool.engines[0].is_routable)
+        await asyncio.sleep(0.05)
+        engine.is_up = True
+        pool.engines[0].gate.is_open = True
+        await pool.announce()
+        assert [len((await task).token_ids_T) for task in tasks] == [3] * 4
+
+
+async def test_request_when_its_engine_left_routing_while_it_waited_for_a_slot_goes_elsewhere() -> None:
+    engines = [engine_of(), engine_of()]
+    async with pool_of(*engines, num_slots=1) as pool:
+        engines[0].hold.clear()
+        engines[1].hold.clear()
+        tasks = [asyncio.ensure_future(generate(pool, f"r{i}", "group")) for i in range(2)]
+        await until(lambda: engines[0].num_running == 1)
+        pool.engines[0].needs_reload = True
+        engines[0].hold.set()
+        await until(lambda: engines[1].num_running == 1)
+        engines[1].hold.set()
+        await asyncio.gather(*tasks)
+        assert len(engines[0].requests) == 1
+
+
 async def test_request_when_cancelled_is_aborted_at_the_engine() -> None:
     engine = engine_of()
     async with pool_of(engine) as pool:

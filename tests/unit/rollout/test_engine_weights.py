@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from practicum.clock import SystemClock
 from practicum.errors import CheckpointError, Conflict, EngineError
+from practicum.trajectory import SamplingParams
 from services.rollout.engine.keeper import EngineKeeper
 from services.rollout.engine.pool import EnginePool, Serving
 from services.rollout.engine.weights import Probe, Publication, WeightPublisher
@@ -23,29 +24,57 @@ from tests.fixtures.rollout import ScriptedEngine, make_engine, until
 BASE = Serving(run_id="", weight_version=0, label="default", path="/models/base")
 
 
+class PausableEngine(ScriptedEngine):
+    """An engine whose updates can be held up, or break in this process."""
+
+    def __init__(self, reply: Callable[[list[int]], list[int]]) -> None:
+        super().__init__(reply)
+        self.hold_update = asyncio.Event()
+        self.hold_update.set()
+        self.update_error: Exception | None = None
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/update_weights_from_disk":
+            await self.hold_update.wait()
+            if self.update_error is not None:
+                raise self.update_error
+        return await super().__call__(request)
+
+
 @dataclass
 class Setup:
-    engines: list[ScriptedEngine]
+    engines: list[PausableEngine]
     pool: EnginePool
     publisher: WeightPublisher
     keeper: EngineKeeper
     saved: list[Serving] = field(default_factory=list)
+    taken_over: list[str] = field(default_factory=list)
+
+    async def generate(self) -> Any:
+        return await self.pool.generate(
+            np.array([5, 6], dtype=np.int32),
+            request_id="r/",
+            affinity="g",
+            sampling=SamplingParams(max_new_tokens=8),
+            stop_token_ids=(2,),
+            timeout_s=5,
+        )
 
     async def publish(self, version: int = 1, path: str = "/models/v1", **changes: Any) -> Any:
         probe = Probe(
             token_ids_T=np.array([5, 6, 7], dtype=np.int32),
             logprobs_T=np.array([0, -2.0, -2.0], dtype=np.float32),
         )
-        values = {"probes": (probe,), "tolerance": 1e-3} | changes
-        return await self.publisher.publish(
-            Publication(run_id="run_1", weight_version=version, path=path, **values)
-        )
+        values = {"run_id": "run_1", "probes": (probe,), "tolerance": 1e-3} | changes
+        return await self.publisher.publish(Publication(weight_version=version, path=path, **values))
 
 
 @asynccontextmanager
-async def setup(num_engines: int = 1, stored: Serving | None = None) -> AsyncIterator[Setup]:
+async def setup(
+    num_engines: int = 1, stored: Serving | None = None, engines: list[PausableEngine] | None = None
+) -> AsyncIterator[Setup]:
     clock, chat = SystemClock(), build_chat()
-    engines = [ScriptedEngine(lambda prompt: [10, 11, 2]) for _ in range(num_engines)]
+    engines = engines or [PausableEngine(lambda prompt: [10, 11, 2]) for _ in range(num_engines)]
     for engine in engines:
         engine.logprob |= {"/models/v1": -2.0, "/models/wrong": -9.0}
     clients = [httpx.AsyncClient(transport=httpx.MockTransport(engine)) for engine in engines]
@@ -58,12 +87,14 @@ async def setup(num_engines: int = 1, stored: Serving | None = None) -> AsyncIte
     async def save(serving: Serving) -> None:
         saved.append(serving)
 
-    publisher = WeightPublisher(pool, clock=clock, save=save)
+    taken_over: list[str] = []
+    publisher = WeightPublisher(pool, clock=clock, save=save, on_takeover=taken_over.append)
     keeper = EngineKeeper(pool, publisher, stored=stored, probe_timeout_s=0.2)
     for engine in made:
         await keeper.probe(engine)
         await keeper.probe(engine)
-    yield Setup(engines, pool, publisher, keeper, saved)
+    yield Setup(engines, pool, publisher, keeper, saved, taken_over)
+    await publisher.close()
     for client in clients:
         await client.aclose()
 
@@ -141,8 +172,104 @@ async def test_D07_publish_when_a_later_engine_fails_takes_it_out_until_it_reloa
         made.engines[1].logprob["/models/v1"] = -2.0
         await made.keeper.probe(made.pool.engines[1])
         assert made.pool.engines[1].is_routable
-        assert made.engines[1].label == "1"
         assert made.engines[1].generating.is_set()
+        assert made.engines[1].label == "1.1", "the name that it refused is never data"
+        made.pool.engines[0].gate.close()
+        assert (await made.generate()).labels == ("1.1",)
+        await made.keeper.probe(made.pool.engines[1])
+        assert len(made.engines[1].updates) == 2, "it holds what is served, under its own name"
+        assert (await made.publish()).ok
+        assert len(made.engines[1].updates) == 2
+        # Where it goes back after a failure, it goes back to a name that it did not refuse.
+        assert not (await made.publish(2, path="/models/wrong")).ok
+        assert made.engines[1].label == "1.1"
+
+
+async def test_publish_when_its_caller_leaves_goes_on_to_its_end() -> None:
+    async with setup() as made:
+        made.engines[0].hold_update.clear()
+        publishing = asyncio.ensure_future(made.publish())
+        await until(lambda: not made.engines[0].generating.is_set())
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        made.engines[0].hold_update.set()
+        await made.publisher.close()
+        assert made.engines[0].generating.is_set()
+        assert made.engines[0].label == "1"
+        assert made.pool.serving is not None
+        assert made.pool.serving.weight_version == 1
+
+
+async def test_load_when_cut_off_half_way_is_done_again_by_the_keeper() -> None:
+    async with setup() as made:
+        made.engines[0].update_error = RuntimeError("a defect")
+        with pytest.raises(RuntimeError):
+            await made.publish()
+        assert not made.pool.engines[0].is_routable
+        made.engines[0].update_error = None
+        await made.keeper.probe(made.pool.engines[0])
+        assert made.pool.engines[0].is_routable
+        assert made.engines[0].generating.is_set()
+        assert made.engines[0].label == "default"
+
+
+async def test_keeper_when_an_engine_was_left_paused_lets_it_go_on() -> None:
+    engine = PausableEngine(lambda prompt: [10, 11, 2])
+    engine.generating.clear()
+    async with setup(engines=[engine]) as made:
+        assert made.pool.engines[0].is_routable
+
+
+async def test_publish_when_a_probe_is_not_for_these_engines_goes_back() -> None:
+    async with setup() as made:
+        probe = Probe(
+            token_ids_T=np.array([5, 10**6], dtype=np.int32),
+            logprobs_T=np.array([0, -2.0], dtype=np.float32),
+        )
+        report = await made.publish(probes=(probe,))
+        assert not report.ok
+        assert "input_ids" in report.engines[0].error
+        assert made.engines[0].label == "default"
+        assert made.pool.engines[0].is_routable
+
+
+async def test_publish_when_the_version_was_loaded_without_probes_proves_it() -> None:
+    async with setup() as made:
+        made.engines[0].logprob["/models/v1"] = -9.0
+        assert (await made.publish(probes=())).ok
+        report = await made.publish()
+        assert not report.ok
+        assert report.engines[0].max_logprob_diff == 7.0
+        made.engines[0].logprob["/models/v1"] = -2.0
+        assert (await made.publish()).ok
+
+
+async def test_publish_when_another_run_is_served_tells_before_and_after() -> None:
+    async with setup() as made:
+        await made.publish()
+        assert made.taken_over == []
+        await made.publish(0, run_id="run_2")
+        assert made.taken_over == ["run_1", "run_1"]
+
+
+async def test_keeper_when_an_engine_missed_a_publication_loads_it_before_routing() -> None:
+    async with setup(2) as made:
+        made.pool.engines[1].gate.close()
+        assert (await made.publish()).ok
+        assert made.engines[1].label == "default"
+        await made.keeper.probe(made.pool.engines[1])
+        assert made.engines[1].label == "1"
+        assert not made.pool.engines[1].is_routable, "one good probe is not two"
+
+
+async def test_keeper_when_a_reload_fails_looks_at_the_health_all_the_same() -> None:
+    async with setup() as made:
+        made.pool.engines[0].needs_reload = True
+        made.engines[0].is_up = False
+        for _ in range(3):
+            await made.keeper.probe(made.pool.engines[0])
+        assert not made.pool.engines[0].gate.is_open
 
 
 async def test_publish_when_older_needs_rollback() -> None:

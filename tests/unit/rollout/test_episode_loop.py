@@ -189,7 +189,15 @@ async def test_episode_when_the_policy_uses_its_wall_time_is_timed_out() -> None
     record = await play(chat, script(chat, tests, tests, tests), sandboxes)
     assert record.trajectory.outcome is Outcome.TIMED_OUT
     assert len(record.trajectory.turns) == 2
-    assert record.diff == b"diff"
+    assert record.diff == b""
+
+
+async def test_episode_when_timed_out_needs_no_sandbox_any_more() -> None:
+    chat = build_chat()
+    sandboxes = TableSandboxes(fail_at="snapshot")
+    sandboxes.answers["run_tests"] = ToolAnswer(output="killed", is_error=True, limit_hit="wall", seconds=90)
+    record = await play(chat, script(chat, turn_ids(chat, ("run_tests", {}))), sandboxes)
+    assert record.trajectory.outcome is Outcome.TIMED_OUT
 
 
 @dataclass

@@ -12,23 +12,33 @@ from tests.fixtures.rollout import make_run
 
 
 @pytest.mark.parametrize(
-    ("served", "consumed", "limit"),
+    ("served", "version", "consumed", "limit"),
     [
-        (0, 0, 6),  # bound 2 of 2 groups a step: steps 1 to 3 may begin
-        (1, 2, 8),
-        (0, 2, 6),  # the trainer went on, the engines did not: tokens would be too old
-        (3, 2, 8),  # published ahead of what was seen consumed
-        (1, 3, 8),  # half a step consumed is no step
-        (40, 80, 20),  # never past the run's end
+        (0, 0, 0, 6),  # bound 2 of 2 groups a step: steps 1 to 3 may begin
+        (1, 1, 2, 8),
+        (0, 1, 2, 6),  # the trainer went on, the engines did not: tokens would be too old
+        (3, 1, 2, 8),  # published ahead of what was seen consumed
+        (1, 1, 3, 8),  # half a step consumed is no step
+        (0, 0, 6, 12),  # three batches discarded: the first step is still to come
+        (1, 2, 8, 12),  # two of four discarded, and the engines a version behind
+        (40, 40, 80, 20),  # never past the run's end
     ],
 )
-def test_limit_when_bound_is_two_follows_whichever_is_behind(served: int, consumed: int, limit: int) -> None:
-    run = make_run(groups_per_step=2, max_staleness=2, num_steps=10, groups_consumed=consumed)
+def test_limit_when_bound_is_two_follows_whichever_is_behind(
+    served: int, version: int, consumed: int, limit: int
+) -> None:
+    run = make_run(
+        groups_per_step=2,
+        max_staleness=2,
+        num_steps=10,
+        groups_consumed=consumed,
+        weight_version=version,
+    )
     assert group_limit(run, served_version=served) == limit
 
 
 def test_limit_when_the_bound_is_zero_is_one_step_ahead() -> None:
-    run = make_run(groups_per_step=4, max_staleness=0, groups_consumed=8)
+    run = make_run(groups_per_step=4, max_staleness=0, groups_consumed=8, weight_version=2)
     assert group_limit(run, served_version=2) == 12
 
 
@@ -37,19 +47,23 @@ def test_limit_when_the_bound_is_zero_is_one_step_ahead() -> None:
     max_staleness=st.integers(0, 5),
     served=st.integers(0, 50),
     steps_done=st.integers(0, 50),
+    num_discarded=st.integers(0, 20),
 )
 def test_limit_when_groups_are_consumed_in_order_keeps_every_token_within_the_bound(
-    groups_per_step: int, max_staleness: int, served: int, steps_done: int
+    groups_per_step: int, max_staleness: int, served: int, steps_done: int, num_discarded: int
 ) -> None:
     run = make_run(
         groups_per_step=groups_per_step,
         max_staleness=max_staleness,
-        groups_consumed=steps_done * groups_per_step,
+        groups_consumed=(steps_done + num_discarded) * groups_per_step,
+        weight_version=steps_done,
     )
     limit = group_limit(run, served_version=served)
-    last_step_version = (limit - 1) // groups_per_step  # what the trainer holds when it takes that group
-    assert last_step_version - min(served, steps_done) <= max_staleness
-    assert limit > min(served, steps_done) * groups_per_step, "the next step's groups may always begin"
+    # What the trainer holds when it takes the last group, where no further batch is discarded.
+    last_version = (limit - 1) // groups_per_step - num_discarded
+    assert last_version - min(served, steps_done) <= max_staleness
+    if served >= steps_done:
+        assert limit >= run.groups_consumed + groups_per_step, "the next step's groups may always begin"
 
 
 def test_order_when_epochs_pass_takes_every_task_once_an_epoch() -> None:

@@ -102,7 +102,7 @@ def test_sft_objective_then_negative_log_likelihood() -> None:
         advantages_K=torch.zeros(2),
     )
     assert losses.loss_K.tolist() == [0.5, 2.0]
-    assert losses.mismatch_K.tolist() == [0.0, 0.0]
+    assert losses.drift_K.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_train_for_any_split_then_the_same_update(
     assert whole.num_microbatches == 1
     assert split.num_microbatches > 3
     assert whole.grad_norm > 0
-    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "mismatch_kl", "reference_kl"):
+    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "drift_kl", "reference_kl"):
         assert getattr(split, name) == pytest.approx(getattr(whole, name), rel=1e-4, abs=1e-6), name
     assert split.num_tokens_trained == whole.num_tokens_trained
     assert split.num_tokens_rejected == whole.num_tokens_rejected
@@ -154,9 +154,41 @@ def test_train_when_tokens_are_rejected_then_they_leave_the_denominator(folder: 
     alone = load(folder).train(exact[:2], objective)
     assert both.num_tokens_rejected == sum(int(row.trained_T.sum()) for row in far)
     assert both.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
-    assert both.logprob_mismatch_max == pytest.approx(5, abs=1e-3)
-    assert alone.logprob_mismatch_max < 1e-4
-    assert alone.mismatch_kl < 1e-8
+    assert both.logprob_drift_max == pytest.approx(5, abs=1e-3)
+    assert alone.logprob_drift_max < 1e-4
+    assert alone.drift_kl < 1e-8
+
+
+def test_train_when_some_tokens_are_of_other_weights_then_mismatch_leaves_them_out(
+    folder: Path, load: Load
+) -> None:
+    rows = random_rows(4)
+    scored = load(folder).score([row.ids_T for row in rows])
+    fresh = [
+        replace(
+            row,
+            rollout_logprobs_T=np.where(row.trained_T, logprobs_T, 0).astype(np.float32),
+            same_weights_T=row.trained_T,
+        )
+        for row, logprobs_T in zip(rows, scored, strict=True)
+    ]
+    # In one row a single token was sampled by older weights, under which it was far less likely.
+    first = int(np.flatnonzero(fresh[0].trained_T)[0])
+    is_old_T = np.arange(fresh[0].ids_T.shape[0]) == first
+    mixed = replace(
+        fresh[0],
+        rollout_logprobs_T=np.where(is_old_T, fresh[0].rollout_logprobs_T - 5, fresh[0].rollout_logprobs_T),
+        same_weights_T=fresh[0].trained_T & ~is_old_T,
+    )
+    result = load(folder).train([mixed, *fresh[1:]], PolicyObjective())
+    assert result.logprob_drift_max == pytest.approx(5, abs=1e-3)
+    assert result.drift_kl > 1e-3
+    assert result.logprob_mismatch_max is not None
+    assert result.mismatch_kl is not None
+    assert result.logprob_mismatch_max < 1e-4
+    assert result.mismatch_kl < 1e-8
+    stale = load(folder).train([replace(row, same_weights_T=None) for row in fresh], PolicyObjective())
+    assert (stale.logprob_mismatch_max, stale.mismatch_kl) == (None, None)
 
 
 def test_trajectory_mean_when_tokens_are_rejected_then_each_mean_divides_by_the_kept(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from practicum.errors import CheckpointError, InvalidInput
 from services.trainer.megatron.backend import MegatronBackend, OptimizerConfig
-from services.trainer.megatron.model import shape_from_config
+from services.trainer.megatron.shape import shape_from_config
 from tests.fixtures.megatron import FAMILIES, VOCAB_SIZE, model_folder
 
 Load = Callable[..., MegatronBackend]

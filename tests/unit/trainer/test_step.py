@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from practicum.trajectory import MaskReason
+from practicum.trajectory import MaskReason, Outcome
 from services.trainer.intake.groups import Group
 from services.trainer.report import step_metrics
 from services.trainer.spec import RunSpec, Stage
@@ -55,6 +56,26 @@ def test_run_step_when_every_group_says_nothing_trains_no_row() -> None:
 def test_run_step_when_no_trajectory_is_usable_counts_no_zero_variance_group() -> None:
     _, outcome = take_step(complete_group([None, None]), complete_group([0.0, 1.0], group=1))
     assert (outcome.num_zero_variance_groups, outcome.num_infra_failed) == (0, 2)
+
+
+def test_run_step_when_trajectories_only_fill_their_place_counts_each_by_why() -> None:
+    group = complete_group([0.0, 1.0, None, 1.0, 1.0])
+    arrivals = list(group.arrivals)
+    cancelled = replace(arrivals[3].trajectory, outcome=Outcome.CANCELLED, grade=None)
+    arrivals[3] = replace(arrivals[3], trajectory=cancelled, usable=False)
+    arrivals[4] = replace(arrivals[4], usable=False, quarantined=True)
+    _, outcome = take_step(replace(group, arrivals=tuple(arrivals)))
+    assert outcome.num_trajectories == 2
+    assert (outcome.num_infra_failed, outcome.num_cancelled, outcome.num_quarantined) == (1, 1, 1)
+    metrics = step_metrics(outcome, wait_s=0.0, commit_s=0.0)
+    assert (metrics["infra_failed"], metrics["cancelled"], metrics["quarantined"]) == (1, 1, 1)
+
+
+def test_run_step_when_versions_differ_marks_the_tokens_of_the_trained_weights() -> None:
+    backend, _ = take_step(complete_group([0.0, 1.0], rows=(row(versions=(3, 4, 4)),)), version=4)
+    for trained in backend.rows:
+        assert trained.same_weights_T is not None
+        assert trained.same_weights_T.tolist() == [False] * (PROMPT + 1) + [True, True]
 
 
 def test_run_step_when_tokens_are_too_old_masks_only_those() -> None:

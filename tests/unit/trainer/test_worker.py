@@ -9,13 +9,52 @@ import pytest
 from practicum.errors import QueueError
 from practicum.queue import Entry
 from practicum.queue.memory import MemoryQueue
-from tests.fixtures.trainer import model_folder, trajectory
+from practicum.queue.streams import trajectories as stream_of
+from tests.fixtures.trainer import model_folder, rl_spec, trajectory
 from tests.fixtures.trainer_service import serving
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
+
+
+class KeepsStreams(MemoryQueue):
+    """A queue that is away whenever a stream is to be removed."""
+
+    def __init__(self) -> None:
+        super().__init__(claim_after_s=1e9)
+        self.num_refused = 0
+
+    async def delete(self, stream: str) -> None:
+        """Refuse."""
+        self.num_refused += 1
+        raise QueueError("connection refused")
+
+
+async def test_run_when_its_stream_cannot_be_removed_ends_all_the_same(tmp_path: Path, model: Path) -> None:
+    queue = KeepsStreams()
+    async with serving(tmp_path, queue=queue) as trainer:
+        first = await trainer.make_run(model, num_steps=1)
+        await trainer.send(*(trajectory(run_id=first, episode=k, reward=float(k)) for k in range(2)))
+        await trainer.until(first, lambda body: body["state"] == "completed")
+        second = await trainer.make_run(model)
+        await trainer.until(second, lambda body: body["state"] == "running")
+        assert queue.num_refused == 1
+        assert trainer.progress.activity(first) is None
+        await trainer.post(f"/v1/runs/{second}:stop")
+        await trainer.until(second, lambda _: queue.num_refused == 2)
+        await trainer.until(second, lambda _: trainer.progress.activity(second) is None)
+
+
+async def test_run_when_it_completes_leaves_no_stream(tmp_path: Path, model: Path) -> None:
+    async with serving(tmp_path) as trainer:
+        run_id = await trainer.make_run(model, num_steps=1)
+        members = [trajectory(run_id=run_id, group=k // 2, episode=k, reward=float(k % 2)) for k in range(3)]
+        await trainer.send(*members)  # one is left over
+        await trainer.until(run_id, lambda body: body["state"] == "completed")
+        await trainer.until(run_id, lambda _: trainer.worker.find(members[2].trajectory_id) is None)
+        assert await trainer.queue.read(stream_of(run_id), "anyone", "a", max_entries=9, wait_s=0.01) == []
 
 
 class AwayQueue(MemoryQueue):
@@ -59,7 +98,8 @@ async def test_run_when_the_model_cannot_be_fails_at_once_and_the_next_run_goes_
     text = (broken / "config.json").read_text().replace('"LlamaForCausalLM"', '"ParrotForCausalLM"')
     (broken / "config.json").write_text(text.replace('"llama"', '"parrot"'))
     async with serving(tmp_path) as trainer:
-        first = await trainer.make_run(broken)
+        # As a folder that changed after the run was made.
+        first = (await trainer.store.runs.create(rl_spec(broken))).run_id
         second = await trainer.make_run(model, num_steps=1)
         body = await trainer.until(first, lambda body: body["state"] == "failed")
         assert "parrot" in body["error"].lower()
