@@ -5,7 +5,6 @@ from a service's answer; nothing is computed from what the demo itself decided.
 """
 
 import asyncio
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -79,8 +78,7 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     for number, lr in enumerate(recipe.warm_start_lrs):
         part = shown[number * size : (number + 1) * size]
         base = await warm_start_round(context, reference, part, base, lr)
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(base, target, ignore=shutil.ignore_patterns("state*", "manifest.json"))
+    await run_example("examples.first_bugs.keep", str(base), str(target))
 
 
 async def warm_start_round(
@@ -222,10 +220,14 @@ async def graded_so_far(context: DemoContext) -> float:
 
 
 async def make_model_folder(module: str, folder: Path) -> None:
-    """Run an example's model maker in a process of its own; this one never imports torch."""
-    if (folder / "config.json").exists():
-        return
-    command = ends_with_parent([sys.executable, "-m", module, str(folder)])
+    """Make a model folder by an example's maker, unless it is there."""
+    if not (folder / "config.json").exists():
+        await run_example(module, str(folder))
+
+
+async def run_example(module: str, *arguments: str) -> None:
+    """Run an example in a process of its own, since this one never imports torch."""
+    command = ends_with_parent([sys.executable, "-m", module, *arguments])
     maker = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
