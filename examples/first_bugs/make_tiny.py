@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.first_bugs.copying import ROPE_THETA, plant_copying
 from examples.first_bugs.demonstrations import demonstrations
-from examples.first_bugs.suite import generate_suite
+from examples.first_bugs.suite import Draw, generate_suite
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 MARKERS = (PAD, START, END)  # decoding may skip these
@@ -98,7 +98,7 @@ def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
 
 def corpus(seed: int) -> Iterator[str]:
     """Texts as the demo shows them: prompts, modules, test reports and calls."""
-    suite = generate_suite(seed, CORPUS_TASKS, 0)
+    suite = generate_suite(seed, CORPUS_TASKS, 0, Draw.DEMONSTRATION)
     for task, shown in zip(suite["tasks"], demonstrations(suite, seed), strict=True):
         yield "system\nTools: " + " ".join(task["tools"])
         yield "user\n" + task["instruction"]

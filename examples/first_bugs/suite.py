@@ -7,6 +7,7 @@ alike.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -24,6 +25,16 @@ GRADER_TIMEOUT_S = 10
 HIDDEN_TESTS = 6
 _CANDIDATES = 40  # inputs drawn for an instance, from which the tests are chosen
 _ATTEMPTS = 200  # draws before a kind is called exhausted
+
+
+class Draw(StrEnum):
+    """What the train split is for. The draws of a seed share its held-out split and nothing on purpose.
+
+    A policy that practised on the tasks it was shown would remember their fixes instead of finding them.
+    """
+
+    PRACTICE = "practice"
+    DEMONSTRATION = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +117,14 @@ def normalised(text: str) -> str:
 
 @lru_cache(maxsize=4)
 def draw_instances(
-    seed: int, num_train: int, num_heldout: int
+    seed: int, num_train: int, num_heldout: int, draw: Draw = Draw.PRACTICE
 ) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
     """The train and held-out instances of a seed; kinds take turns, and no module occurs twice."""
     used: set[str] = set()
     splits: list[tuple[Instance, ...]] = []
-    # held-out first: it stays the same whatever the size of the train split
-    for split, count in (("heldout", num_heldout), ("train", num_train)):
-        rng = Random(f"{seed}/{split}")
+    # held-out first: it stays the same whatever the train split is
+    for name, count in (("heldout", num_heldout), (draw.value, num_train)):
+        rng = Random(f"{seed}/{name}")
         drawn: list[Instance] = []
         order: list[Kind] = []
         for _ in range(count):
@@ -147,18 +158,19 @@ def task(instance: Instance, split: str, number: int) -> dict[str, Any]:
     }
 
 
-def generate_suite(seed: int, num_train: int, num_heldout: int) -> dict[str, Any]:
+def generate_suite(seed: int, num_train: int, num_heldout: int, draw: Draw = Draw.PRACTICE) -> dict[str, Any]:
     """The body of `POST /v1/suites`. Raises ValueError where the kinds cannot give that many tasks."""
-    train, heldout = draw_instances(seed, num_train, num_heldout)
+    train, heldout = draw_instances(seed, num_train, num_heldout, draw)
     tasks = [task(instance, "train", number) for number, instance in enumerate(train)]
     tasks += [task(instance, "heldout", number) for number, instance in enumerate(heldout)]
-    return {"name": SUITE, "version": f"{VERSION}.{seed}.{num_train}.{num_heldout}", "tasks": tasks}
+    version = f"{VERSION}.{draw}.{seed}.{num_train}.{num_heldout}"
+    return {"name": SUITE, "version": version, "tasks": tasks}
 
 
-def numbers_of_version(version: str) -> tuple[int, int, int]:
-    """Seed, train and held-out size of a suite of this generator. Raises ValueError for any other version."""
-    maker, *numbers = version.split(".")
-    if maker != VERSION or len(numbers) != 3:
+def numbers_of_version(version: str) -> tuple[int, int, int, Draw]:
+    """Seed, train size, held-out size and draw in a version of this generator; ValueError for any other."""
+    maker, *rest = version.split(".")
+    if maker != VERSION or len(rest) != 4:
         raise ValueError(f"version {version!r} is not of {SUITE} {VERSION}")
-    seed, num_train, num_heldout = map(int, numbers)
-    return seed, num_train, num_heldout
+    seed, num_train, num_heldout = map(int, rest[1:])
+    return seed, num_train, num_heldout, Draw(rest[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from examples.first_bugs import demonstrations, generate_suite
+from examples.first_bugs import Draw, demonstrations, generate_suite
 from practicum.cli.client import Json, PlatformClient, poll_until
 from practicum.cli.process import ends_with_parent
 from practicum.cli.recipe import DemoRecipe
@@ -68,7 +68,9 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     recipe = context.recipe
     await stop_leftover_runs(context)
     # The held-out tasks are drawn first, so no demonstration is of one of them.
-    suite = generate_suite(recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO)
+    suite = generate_suite(
+        recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO, Draw.DEMONSTRATION
+    )
     reference = await submit(context, suite | {"admission": "skip"})
     shown = [
         {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}

@@ -13,9 +13,9 @@ class DemoRecipe:
 
     model: str = "tiny"
     seed: int = 7
-    num_train: int = 400
+    num_train: int = 240
     num_heldout: int = 100
-    num_steps: int = 28
+    num_steps: int = 48
     group_size: int = 8
     groups_per_step: int = 8
     max_turns: int = 6
@@ -23,7 +23,9 @@ class DemoRecipe:
     max_new_tokens: int = 96
     temperature: float = 1.0
     max_staleness: int = 2
-    optimizer: Json = field(default_factory=lambda: {"lr": 3e-4, "warmup_steps": 2})
+    optimizer: Json = field(
+        default_factory=lambda: {"lr": 4e-4, "warmup_steps": 2, "schedule": "linear", "min_lr_ratio": 0.25}
+    )
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
     num_demonstrated_tasks: int = 16000
@@ -93,7 +95,7 @@ class DemoRecipe:
 
 
 TINY = DemoRecipe()
-TINY_FULL = DemoRecipe(num_train=1000, num_heldout=200, num_steps=90)
+TINY_FULL = DemoRecipe(num_train=1200, num_heldout=200, num_steps=170)
 SMOLLM2 = DemoRecipe(
     model="smollm2",
     num_train=4,
