@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from practicum.errors import EngineError
-from practicum.trajectory import MaskReason, Row, VersionSpan
+from practicum.trajectory import Ids, MaskReason, Row, VersionSpan
 from services.rollout.chat import ChatTemplate, Message, Role
 from services.rollout.ledger import Ledger, TokenBudget
 from tests.fixtures.chat_models import (
@@ -43,7 +43,7 @@ def tool(text: str) -> Message:
     return Message(role=Role.TOOL, content=text)
 
 
-def opened(prompt: Sequence[int], vocab_size: int = 100_000) -> Ledger:
+def opened(prompt: Sequence[int] | Ids, vocab_size: int = 100_000) -> Ledger:
     ledger = Ledger(vocab_size=vocab_size)
     ledger.open(prompt)
     return ledger
@@ -70,7 +70,8 @@ def only_row(ledger: Ledger) -> Row:
 
 
 def mask(row: Row) -> list[int]:
-    return row.mask_T().astype(int).tolist()
+    bits: list[int] = row.mask_T().astype(int).tolist()
+    return bits
 
 
 def test_A01_sampled_ids_are_never_encoded_again() -> None:

@@ -59,7 +59,7 @@ def test_C08_no_trainable_token_then_zero_with_zero_gradient() -> None:
     loss = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     kept = torch.zeros(3, dtype=torch.bool)
     total = weighted_sum(loss, torch.ones(3), kept)
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     assert total.item() == 0
     assert loss.grad is not None
     assert loss.grad.tolist() == [0, 0, 0]
@@ -69,7 +69,7 @@ def test_C08_no_trainable_token_then_zero_with_zero_gradient() -> None:
 def test_C09_nan_at_a_masked_position_then_loss_and_gradient_stay_finite() -> None:
     loss = torch.tensor([0.5, math.nan], requires_grad=True)
     total = weighted_sum(loss, torch.ones(2), torch.tensor([True, False]))
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     assert total.item() == 0.5
     assert loss.grad is not None
     assert loss.grad.tolist() == [1, 0]
@@ -113,7 +113,7 @@ def test_C16_clip_higher_has_two_bounds() -> None:
     ratios = torch.tensor([1.25, 1.3, 0.75, 1.3], requires_grad=True)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     loss_K = policy_loss(ratios, advantages, clip_low=0.2, clip_high=0.28).loss_K
-    loss_K.sum().backward()  # type: ignore[no-untyped-call]
+    loss_K.sum().backward()
     assert loss_K.tolist() == pytest.approx([-1.25, -1.28, 0.8, 1.3])
     assert ratios.grad is not None
     assert ratios.grad.tolist() == [-1, 0, 0, 1]
@@ -122,7 +122,7 @@ def test_C16_clip_higher_has_two_bounds() -> None:
 def test_C17_k3_far_apart_then_value_and_gradient_finite() -> None:
     logprob = torch.tensor([-101.0], requires_grad=True)
     kl = kl_divergence(logprob, torch.tensor([-1.0]))
-    kl.sum().backward()  # type: ignore[no-untyped-call]
+    kl.sum().backward()
     assert math.isfinite(kl.item())
     assert logprob.grad is not None
     assert math.isfinite(logprob.grad.item())
@@ -196,7 +196,7 @@ def test_C27_one_step_moves_the_sampled_token_the_way_of_its_advantage(advantage
         rollout_logprobs_K=logprobs.detach(),
         advantages_K=torch.tensor([advantage]),
     )
-    losses.loss_K.sum().backward()  # type: ignore[no-untyped-call]
+    losses.loss_K.sum().backward()
     optimizer.step()
     change = torch.softmax(logits.detach(), -1)[0, 0].item() - 0.5
     assert (change > 1e-7) - (change < -1e-7) == sign

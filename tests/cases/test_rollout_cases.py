@@ -63,8 +63,7 @@ async def test_D08_group_when_a_rollout_hangs_closes_within_its_deadline(tmp_pat
             return await super().CallTool(request, context)
 
     reward = Hanging()
-    settings = {"attempt_deadline_s": 0.6, "max_failures": 2}
-    async with rollout_service(tmp_path, reward=reward, **settings) as rollout:
+    async with rollout_service(tmp_path, reward=reward, attempt_deadline_s=0.6, max_failures=2) as rollout:
         await follow(rollout, group_size=4, groups_per_step=1, max_staleness=0)
         done = await grading(rollout, 3)
         (stuck,) = await ended(rollout, 1)
@@ -247,7 +246,12 @@ async def test_F09_episode_when_cancelled_and_finished_keeps_its_first_end(
         await rollout.queue.publish(
             EVENTS,
             graded_event(
-                trajectory_pb2.Trajectory(episode_id=items[0]["episode_id"], attempt=1, outcome=1), 1.0
+                trajectory_pb2.Trajectory(
+                    episode_id=items[0]["episode_id"],
+                    attempt=1,
+                    outcome=trajectory_pb2.OUTCOME_COMPLETED,
+                ),
+                1.0,
             ),
         )
         await asyncio.sleep(0.2)

@@ -198,8 +198,10 @@ def test_stop_token_ids_when_sampled_end_the_output_and_stay_in_it(engine: Engin
 
 def test_stop_token_ids_when_ignore_eos_are_ignored(engine: Engine) -> None:
     free = engine.generate(PROMPT, max_new_tokens=16, temperature=0, ignore_eos=True)["output_ids"]
-    params = {"max_new_tokens": 16, "temperature": 0, "stop_token_ids": [free[3]], "ignore_eos": True}
-    assert engine.generate(PROMPT, **params)["output_ids"] == free
+    answer = engine.generate(
+        PROMPT, max_new_tokens=16, temperature=0, stop_token_ids=[free[3]], ignore_eos=True
+    )
+    assert answer["output_ids"] == free
 
 
 def test_min_new_tokens_when_set_takes_stop_ids_out_of_the_distribution(engine: Engine) -> None:

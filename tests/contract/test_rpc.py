@@ -116,11 +116,12 @@ async def test_F01_call_when_a_message_passes_4_mib_is_delivered(stub: Any) -> N
 
 
 async def test_health_and_reflection_when_asked_without_a_token_answer(server: RpcServer) -> None:
+    channel: Any  # the published annotations of these two stubs know no asyncio channel
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         async for listing in reflection.ServerReflectionInfo(iter([request]), timeout=5):
             names = {service.name for service in listing.list_services_response.service}

@@ -57,11 +57,11 @@ class Service:
 
     @property
     def sandboxes(self) -> reward_pb2_grpc.SandboxServiceStub:
-        return reward_pb2_grpc.SandboxServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        return reward_pb2_grpc.SandboxServiceStub(self.channel)
 
     @property
     def gradings(self) -> reward_pb2_grpc.GradingServiceStub:
-        return reward_pb2_grpc.GradingServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        return reward_pb2_grpc.GradingServiceStub(self.channel)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ async def test_bad_requests_over_grpc_have_their_own_codes(service: Service) -> 
         await opened("e", {})
     stranger = connect(service.process.rpc_address, token="wrong")
     with pytest.raises(Unauthorized):
-        other = reward_pb2_grpc.SandboxServiceStub(stranger)  # type: ignore[no-untyped-call]
+        other = reward_pb2_grpc.SandboxServiceStub(stranger)
         await call(other.ListTools, pb.ListToolsRequest(), timeout_s=TIMEOUT_S)
     await stranger.close()
     for name in ("a", "b", "c", "d"):
@@ -266,7 +266,7 @@ async def test_the_end_of_the_service_ends_its_sandboxes(
 ) -> None:
     with running(redis_url, tmp_path) as process:
         channel = connect(process.rpc_address, token=TOKEN)
-        stub = reward_pb2_grpc.SandboxServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = reward_pb2_grpc.SandboxServiceStub(channel)
         await call(stub.Open, pb.OpenRequest(session_id="s"), timeout_s=TIMEOUT_S)
         await channel.close()
         children = _descendants(process.popen.pid)

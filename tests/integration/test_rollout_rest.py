@@ -22,7 +22,8 @@ from services.rollout.rest.workspaces import (
     unpack_tar,
 )
 from services.rollout.scheduler.runs import RunState
-from tests.fixtures.rollout import Json, Rollout, make_run, rollout_service, suite_body, task_body
+from tests.fixtures.rollout import Rollout, make_run, rollout_service, suite_body, task_body
+from tests.fixtures.scripted_engine import Json
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ async def test_service_when_groups_arrive_trains_publishes_and_answers_on_every_
     run_id = await trainer.make_run(model)
     await trainer.until(run_id, "published_version", 0)
     channel = connect(f"127.0.0.1:{trainer.rpc_port}", token=TOKEN)
-    stub = trainer_pb2_grpc.TrainerServiceStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+    stub = trainer_pb2_grpc.TrainerServiceStub(channel)
     listed = await call(
         stub.ListRuns, trainer_pb2.ListRunsRequest(states=[trainer_pb2.RUN_STATE_RUNNING]), timeout_s=10
     )

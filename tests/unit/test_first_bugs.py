@@ -120,7 +120,9 @@ def test_demonstrations_when_suite_is_of_another_maker_then_value_error() -> Non
         demonstrations({"name": "other", "version": "2.0", "tasks": []}, seed=0)
 
 
-def test_wrong_edits_when_listed_then_nearly_every_task_has_one_and_most_both(instances: list[Instance]) -> None:
+def test_wrong_edits_when_listed_then_nearly_every_task_has_one_and_most_both(
+    instances: list[Instance],
+) -> None:
     styles = [dict(wrong_edits(instance)) for instance in instances]
     assert all(Style.FIX not in found for found in styles)
     # Where none applies, the demonstration shows the fix instead.

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ class NoSandbox(BubblewrapSandbox):
 
     num_asked = 0
 
-    async def open(self, session_id: str, limits: SandboxLimits, **_: object) -> None:  # type: ignore[override]
+    async def open(
+        self, session_id: str, limits: SandboxLimits, *, link: socket.socket | None = None
+    ) -> Session:
         self.num_asked += 1
         raise SandboxError("no room on this machine")
 

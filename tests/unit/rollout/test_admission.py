@@ -200,7 +200,7 @@ async def test_admissions_when_a_task_gets_no_answer_in_time_blame_the_task_and_
     store: SuiteStore,
 ) -> None:
     def register(server: grpc.aio.Server) -> None:
-        add_GradingServiceServicer_to_server(SlowGrading(), server)  # type: ignore[no-untyped-call]
+        add_GradingServiceServicer_to_server(SlowGrading(), server)
 
     server = await start_server([register], service_names=[], address="127.0.0.1:0", token="t")
     channel = connect(f"127.0.0.1:{server.port}", token="t")

@@ -39,7 +39,8 @@ def message(role: Role, content: str) -> Message:
 
 
 def joined(pieces: Sequence[ContextPiece]) -> list[int]:
-    return np.concatenate([piece.ids for piece in pieces]).tolist()
+    ids: list[int] = np.concatenate([piece.ids for piece in pieces]).tolist()
+    return ids
 
 
 @pytest.mark.parametrize("source", [CHATML, SMOLLM2, QWEN25, QWEN3])

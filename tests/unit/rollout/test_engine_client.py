@@ -12,7 +12,7 @@ from practicum.errors import EngineError, InvalidInput
 from practicum.trajectory import SamplingParams
 from services.rollout.engine.client import EngineClient
 from services.rollout.engine.generation import FinishReason, version_of
-from tests.fixtures.rollout import ScriptedEngine
+from tests.fixtures.scripted_engine import ScriptedEngine
 
 PROMPT = np.array([5, 6, 7], dtype=np.int32)
 

@@ -14,7 +14,7 @@ from services.rollout.engine.generation import FinishReason
 from services.rollout.engine.pool import EnginePool
 from services.rollout.episode.policy import EnginePolicy
 from tests.fixtures.chat_models import build_chat
-from tests.fixtures.rollout import ScriptedEngine, make_engine
+from tests.fixtures.scripted_engine import ScriptedEngine, make_engine
 
 WHOLE = [10, 11, 12, 13, 14, 15, 2]
 PROMPT = np.array([5, 6], dtype=np.int32)

@@ -16,7 +16,8 @@ from services.rollout.engine.health import HealthGate
 from services.rollout.engine.meter import SlotMeter
 from services.rollout.engine.pool import EnginePool
 from tests.fixtures.chat_models import build_chat
-from tests.fixtures.rollout import ManualClock, ScriptedEngine, make_engine, until
+from tests.fixtures.rollout import ManualClock, until
+from tests.fixtures.scripted_engine import ScriptedEngine, make_engine
 
 PROMPT = np.array([5, 6, 7], dtype=np.int32)
 

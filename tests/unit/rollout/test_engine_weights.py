@@ -19,7 +19,8 @@ from services.rollout.engine.keeper import EngineKeeper
 from services.rollout.engine.pool import EnginePool, Serving
 from services.rollout.engine.weights import Probe, Publication, WeightPublisher
 from tests.fixtures.chat_models import build_chat
-from tests.fixtures.rollout import ScriptedEngine, make_engine, until
+from tests.fixtures.rollout import until
+from tests.fixtures.scripted_engine import ScriptedEngine, make_engine
 
 BASE = Serving(run_id="", weight_version=0, label="default", path="/models/base")
 
@@ -60,13 +61,31 @@ class Setup:
             timeout_s=5,
         )
 
-    async def publish(self, version: int = 1, path: str = "/models/v1", **changes: Any) -> Any:
+    async def publish(
+        self,
+        version: int = 1,
+        path: str = "/models/v1",
+        *,
+        run_id: str = "run_1",
+        manifest_sha256: str = "",
+        probes: tuple[Probe, ...] | None = None,
+        rollback: bool = False,
+    ) -> Any:
         probe = Probe(
             token_ids_T=np.array([5, 6, 7], dtype=np.int32),
             logprobs_T=np.array([0, -2.0, -2.0], dtype=np.float32),
         )
-        values = {"run_id": "run_1", "probes": (probe,), "tolerance": 1e-3} | changes
-        return await self.publisher.publish(Publication(weight_version=version, path=path, **values))
+        return await self.publisher.publish(
+            Publication(
+                run_id=run_id,
+                weight_version=version,
+                path=path,
+                manifest_sha256=manifest_sha256,
+                probes=(probe,) if probes is None else probes,
+                tolerance=1e-3,
+                rollback=rollback,
+            )
+        )
 
 
 @asynccontextmanager
@@ -90,9 +109,9 @@ async def setup(
     taken_over: list[str] = []
     publisher = WeightPublisher(pool, clock=clock, save=save, on_takeover=taken_over.append)
     keeper = EngineKeeper(pool, publisher, stored=stored, probe_timeout_s=0.2)
-    for engine in made:
-        await keeper.probe(engine)
-        await keeper.probe(engine)
+    for of_pool in made:
+        await keeper.probe(of_pool)
+        await keeper.probe(of_pool)
     yield Setup(engines, pool, publisher, keeper, saved, taken_over)
     await publisher.close()
     for client in clients:

@@ -17,7 +17,8 @@ from services.rollout.episode.policy import Policy, ScriptedPolicy
 from services.rollout.episode.sandbox import Sandbox, ToolAnswer
 from services.rollout.tasks import Split, Task, TaskState
 from tests.fixtures.chat_models import QWEN3, build_chat, reference_ids, reference_text
-from tests.fixtures.rollout import ManualClock, turn_ids
+from tests.fixtures.rollout import ManualClock
+from tests.fixtures.scripted_engine import turn_ids
 
 TASK = Task(
     task_id="task_1",

@@ -17,7 +17,8 @@ from services.rollout.rpc.sandboxes import ToolCatalogue
 from services.rollout.scheduler.runner import EpisodeRunner, Job, Retry
 from services.rollout.store.episodes import Ending, EpisodeStore
 from tests.fixtures.chat_models import build_chat
-from tests.fixtures.rollout import ManualClock, turn_ids
+from tests.fixtures.rollout import ManualClock
+from tests.fixtures.scripted_engine import turn_ids
 from tests.unit.rollout.test_episode_loop import SCHEMAS, TableSandboxes, script, spec_of
 
 

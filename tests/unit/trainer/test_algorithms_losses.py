@@ -43,7 +43,7 @@ def test_kl_estimators_when_policy_is_twice_as_sure_then_hand_computed(
 ) -> None:
     logprob = torch.tensor([math.log(0.5)], dtype=torch.float64, requires_grad=True)
     kl = kl_divergence(logprob, torch.tensor([math.log(0.25)], dtype=torch.float64), estimator)
-    kl.sum().backward()  # type: ignore[no-untyped-call]
+    kl.sum().backward()
     assert kl.item() == pytest.approx(value)
     assert logprob.grad is not None
     assert logprob.grad.item() == pytest.approx(gradient)
@@ -77,7 +77,7 @@ def test_objective_when_truncated_against_recomputed_then_weight_scales_the_grad
         rollout_logprobs_K=torch.tensor([0.0, -2.0]),
         advantages_K=torch.tensor([1.0, 1.0]),
     )
-    losses.loss_K.sum().backward()  # type: ignore[no-untyped-call]
+    losses.loss_K.sum().backward()
     assert losses.ratio_K.tolist() == [1.0, 1.0]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-math.exp(-1), -2.0])

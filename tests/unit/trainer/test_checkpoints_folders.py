@@ -10,16 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from practicum.errors import CheckpointError
 from services.trainer.checkpoints.folders import CheckpointFolders, copy_model, versions_to_retire
 from services.trainer.checkpoints.manifest import MANIFEST_NAME, read_manifest, verify_folder
 
-WEIGHTS = {
+WEIGHTS: dict[str, NDArray[Any]] = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "b.bias": np.array([1, 2], dtype=np.float16),
 }
@@ -132,8 +134,11 @@ def test_F14_write_when_the_same_folder_is_complete_already_accepts_it(folders: 
 
 
 def test_write_when_another_folder_has_the_name_replaces_it(folders: CheckpointFolders) -> None:
+    def fill_another(folder: Path) -> None:
+        (folder / "other.txt").write_text("x")
+
     first = folders.write(1, fill)
-    second = folders.write(1, lambda folder: (folder / "other.txt").write_text("x") and None)
+    second = folders.write(1, fill_another)
     assert second.manifest_sha256 != first.manifest_sha256
     assert names(folders) == ["v000001"]
     verify_folder(second.folder, manifest_sha256=second.manifest_sha256)

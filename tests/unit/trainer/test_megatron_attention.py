@@ -69,9 +69,8 @@ def test_packed_attention_for_any_segments_then_equals_a_dense_mask(
     weights = torch.randn(out.shape, generator=generator)
     gradients = torch.autograd.grad((out * weights).sum(), inputs)
 
-    dense = F.scaled_dot_product_attention(
-        *(x.transpose(0, 1)[None] for x in inputs), attn_mask=dense_mask(segments), enable_gqa=True
-    )
+    query, key, value = (x.transpose(0, 1)[None] for x in inputs)
+    dense = F.scaled_dot_product_attention(query, key, value, attn_mask=dense_mask(segments), enable_gqa=True)
     expected = dense[0].transpose(0, 1).reshape(num_packed, -1)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
     for mine, theirs in zip(gradients, torch.autograd.grad((expected * weights).sum(), inputs), strict=True):
