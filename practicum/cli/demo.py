@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from examples.first_bugs import Draw, demonstrations, generate_suite
+from examples.first_bugs import Demonstration, Draw, demonstrations, generate_suite, second_tries
 from practicum.cli.client import Json, PlatformClient, poll_until
 from practicum.cli.process import ends_with_parent
 from practicum.cli.recipe import DemoRecipe
@@ -72,15 +72,21 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
         recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO, Draw.DEMONSTRATION
     )
     reference = await submit(context, suite | {"admission": "skip"})
-    shown = [
-        {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}
-        for shown in demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
-    ]
-    size = len(shown) // len(recipe.warm_start_lrs)
-    for number, lr in enumerate(recipe.warm_start_lrs):
-        part = shown[number * size : (number + 1) * size]
-        base = await warm_start_round(context, reference, part, base, lr)
+    once = demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
+    size = recipe.demonstrations_per_round
+    rounds = (
+        once[:size],
+        once[size : 2 * size],
+        second_tries(suite, recipe.seed)[-recipe.num_second_tries :],
+    )
+    for shown, lr in zip(rounds, recipe.warm_start_lrs, strict=True):
+        base = await warm_start_round(context, reference, [_scripted(one) for one in shown], base, lr)
     await run_example("examples.first_bugs.keep", str(base), str(target))
+
+
+def _scripted(shown: Demonstration) -> Json:
+    """A demonstration as POST /v1/demonstrations takes it: one tool call a turn."""
+    return {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}
 
 
 async def warm_start_round(

@@ -18,7 +18,7 @@ class DemoRecipe:
     num_steps: int = 48
     group_size: int = 8
     groups_per_step: int = 8
-    max_turns: int = 6
+    max_turns: int = 8
     max_tokens: int = 512
     max_new_tokens: int = 96
     temperature: float = 1.0
@@ -28,10 +28,13 @@ class DemoRecipe:
     )
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
-    num_demonstrated_tasks: int = 16000
+    # The warm start: two rounds of single tries on the first tasks, then one of second tries on the rest.
+    num_demonstrated_tasks: int = 24000
     demonstrations_per_task: int = 2
+    demonstrations_per_round: int = 16000
+    num_second_tries: int = 8000
     share_right: float = 0.34
-    warm_start_lrs: tuple[float, ...] = (1.5e-3, 1e-3)  # one round of equal size each
+    warm_start_lrs: tuple[float, float, float] = (1.5e-3, 1e-3, 8e-4)
     sft_trajectories_per_step: int = 16
 
     def rl_run(self, model: Path, suite: str) -> Json:
