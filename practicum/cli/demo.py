@@ -71,7 +71,6 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     suite = generate_suite(
         recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO, Draw.DEMONSTRATION
     )
-    reference = await submit(context, suite | {"admission": "skip"})
     once = demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
     size = recipe.demonstrations_per_round
     rounds = (
@@ -79,8 +78,8 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
         once[size : 2 * size],
         second_tries(suite, recipe.seed)[-recipe.num_second_tries :],
     )
-    for shown, lr in zip(rounds, recipe.warm_start_lrs, strict=True):
-        base = await warm_start_round(context, reference, [_scripted(one) for one in shown], base, lr)
+    for number, (shown, lr) in enumerate(zip(rounds, recipe.warm_start_lrs, strict=True), start=1):
+        base = await warm_start_round(context, suite, number, shown, base, lr)
     await run_example("examples.first_bugs.keep", str(base), str(target))
 
 
@@ -90,15 +89,23 @@ def _scripted(shown: Demonstration) -> Json:
 
 
 async def warm_start_round(
-    context: DemoContext, suite: str, shown: Sequence[Json], base: Path, lr: float
+    context: DemoContext, suite: Json, number: int, shown: Sequence[Demonstration], base: Path, lr: float
 ) -> Path:
     """One supervised run over `shown` in real sandboxes; the folder of its last checkpoint."""
+    names = {one.task for one in shown}
+    part = {
+        "name": f"{suite['name']}-round-{number}",
+        "version": suite["version"],
+        "admission": "skip",  # every task of the generator is checked where it is made
+        "tasks": [task for task in suite["tasks"] if task["name"] in names],
+    }
+    reference = await submit(context, part)
     created = await context.client.trainer("POST", "/v1/runs", context.recipe.sft_run(base, len(shown), lr))
     run_id = str(created["run_id"])
     bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
     for first in range(0, len(shown), DEMONSTRATIONS_PER_CALL):
-        batch = shown[first : first + DEMONSTRATIONS_PER_CALL]
-        body = {"run_id": run_id, "suite": suite, "demonstrations": batch}
+        batch = [_scripted(one) for one in shown[first : first + DEMONSTRATIONS_PER_CALL]]
+        body = {"run_id": run_id, "suite": reference, "demonstrations": batch}
         accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
         await follow_demonstrations(context, accepted["demonstration_id"], bar, first)
     await follow_run(context, run_id, "supervised warm start")

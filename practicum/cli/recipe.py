@@ -29,10 +29,10 @@ class DemoRecipe:
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
     # The warm start: two rounds of single tries on the first tasks, then one of second tries on the rest.
-    num_demonstrated_tasks: int = 24000
+    num_demonstrated_tasks: int = 22000
     demonstrations_per_task: int = 2
     demonstrations_per_round: int = 16000
-    num_second_tries: int = 8000
+    num_second_tries: int = 5600
     share_right: float = 0.34
     warm_start_lrs: tuple[float, float, float] = (1.5e-3, 1e-3, 8e-4)
     sft_trajectories_per_step: int = 16
