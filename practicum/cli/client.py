@@ -12,6 +12,7 @@ from practicum.errors import PracticumError
 
 CALL_TIMEOUT_S = 120.0
 POLL_S = 0.5
+AWAY_PATIENCE_S = 90.0
 
 Json = dict[str, Any]
 
@@ -25,6 +26,12 @@ class RequestRefused(PracticumError):
         super().__init__(str(problem.get("detail") or problem.get("title") or f"HTTP {status}"))
         self.status = status
         self.problem = problem
+
+
+class ServiceAway(PracticumError):
+    """A service could not be reached; it may be restarting."""
+
+    code = "service_away"
 
 
 class PlatformClient:
@@ -56,7 +63,7 @@ class PlatformClient:
         try:
             answer = await self._http.request(method, base + path, json=body, params=query)
         except httpx.HTTPError as error:
-            raise PracticumError(f"{method} {base}{path}: {error or type(error).__name__}") from error
+            raise ServiceAway(f"{method} {base}{path}: {str(error) or type(error).__name__}") from error
         if answer.is_error:
             try:
                 problem = answer.json()
@@ -78,10 +85,21 @@ async def connect_platform(addresses: StackAddresses) -> AsyncIterator[PlatformC
 async def poll_until(
     ask: Callable[[], Any], is_done: Callable[[Json], bool], on_answer: Callable[[Json], None]
 ) -> Json:
-    """Ask again until the answer is done; `on_answer` sees every answer."""
+    """Ask again until the answer is done; `on_answer` sees every answer.
+
+    A service that is restarting is waited for; `ServiceAway` once it was away for `AWAY_PATIENCE_S`.
+    """
+    loop = asyncio.get_running_loop()
+    answered_s = loop.time()
     while True:
-        answer: Json = await ask()
-        on_answer(answer)
-        if is_done(answer):
-            return answer
+        try:
+            answer: Json = await ask()
+        except ServiceAway:
+            if loop.time() - answered_s > AWAY_PATIENCE_S:
+                raise
+        else:
+            answered_s = loop.time()
+            on_answer(answer)
+            if is_done(answer):
+                return answer
         await asyncio.sleep(POLL_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from examples.first_bugs import Demonstration, Draw, demonstrations, generate_suite, second_tries
+from examples.first_bugs import Demonstration, Draw, demonstrations, generate_suite
 from practicum.cli.client import Json, PlatformClient, poll_until
 from practicum.cli.process import ends_with_parent
 from practicum.cli.recipe import DemoRecipe
@@ -71,15 +71,11 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
     suite = generate_suite(
         recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO, Draw.DEMONSTRATION
     )
-    once = demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
-    size = recipe.demonstrations_per_round
-    rounds = (
-        once[:size],
-        once[size : 2 * size],
-        second_tries(suite, recipe.seed)[-recipe.num_second_tries :],
-    )
-    for number, (shown, lr) in enumerate(zip(rounds, recipe.warm_start_lrs, strict=True), start=1):
-        base = await warm_start_round(context, suite, number, shown, base, lr)
+    shown = demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
+    size = len(shown) // len(recipe.warm_start_lrs)
+    for number, lr in enumerate(recipe.warm_start_lrs):
+        part = shown[number * size : (number + 1) * size]
+        base = await warm_start_round(context, suite, number + 1, part, base, lr)
     await run_example("examples.first_bugs.keep", str(base), str(target))
 
 

@@ -15,10 +15,10 @@ class DemoRecipe:
     seed: int = 7
     num_train: int = 240
     num_heldout: int = 100
-    num_steps: int = 48
+    num_steps: int = 64
     group_size: int = 8
     groups_per_step: int = 8
-    max_turns: int = 8
+    max_turns: int = 6
     max_tokens: int = 512
     max_new_tokens: int = 96
     temperature: float = 1.0
@@ -28,13 +28,10 @@ class DemoRecipe:
     )
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
-    # The warm start: two rounds of single tries on the first tasks, then one of second tries on the rest.
-    num_demonstrated_tasks: int = 22000
+    num_demonstrated_tasks: int = 16000
     demonstrations_per_task: int = 2
-    demonstrations_per_round: int = 16000
-    num_second_tries: int = 5600
     share_right: float = 0.34
-    warm_start_lrs: tuple[float, float, float] = (1.5e-3, 1e-3, 8e-4)
+    warm_start_lrs: tuple[float, ...] = (1.5e-3, 1e-3)  # one round of equal size each
     sft_trajectories_per_step: int = 16
 
     def rl_run(self, model: Path, suite: str) -> Json:
@@ -98,7 +95,7 @@ class DemoRecipe:
 
 
 TINY = DemoRecipe()
-TINY_FULL = DemoRecipe(num_train=1200, num_heldout=200, num_steps=170)
+TINY_FULL = DemoRecipe(num_train=1200, num_heldout=200, num_steps=180)
 SMOLLM2 = DemoRecipe(
     model="smollm2",
     num_train=4,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from examples.first_bugs import KINDS, Draw, demonstrations, generate_suite, second_tries
+from examples.first_bugs import KINDS, Draw, demonstrations, generate_suite
 from examples.first_bugs.demonstrations import Style, wrong_edits
 from examples.first_bugs.suite import Instance, draw_instances, instantiate, normalised
 from examples.first_bugs.verify import call, passes
@@ -108,32 +108,6 @@ def test_demonstrations_when_replayed_then_the_edit_applies_and_only_the_right_t
     assert len(shown) == 3 * NUM_TRAIN
     # 960 draws at 1/3: the standard deviation of the share is 0.015
     assert sum(d.right for d in shown) / len(shown) == pytest.approx(1 / 3, abs=0.06)
-
-
-def test_second_tries_when_replayed_then_each_edit_applies_and_the_end_is_right_in_a_third(
-    suite: dict[str, Any],
-) -> None:
-    tasks = {task["name"]: task for task in suite["tasks"]}
-    shown = second_tries(suite, seed=3)
-    num_trying_again = 0
-    for demonstration in shown:
-        task = tasks[demonstration.task]
-        names = [call["name"] for call in demonstration.calls]
-        assert (names[0], names[-2:]) == ("read_file", ["run_tests", "finish"])
-        num_trying_again += names.count("run_tests") - 1
-        texts = dict(task["workspace"]["files"])
-        for made in demonstration.calls:
-            if made["name"] == "edit_file":
-                edit = made["arguments"]
-                assert texts[edit["path"]].count(edit["old"]) == 1
-                texts[edit["path"]] = texts[edit["path"]].replace(edit["old"], edit["new"])
-            elif made["name"] == "run_tests" and made is not demonstration.calls[-2]:
-                assert not passes(texts[edit["path"]], task["grader"]["files"]["test_hidden.py"])
-        assert passes(texts[edit["path"]], task["grader"]["files"]["test_hidden.py"]) == demonstration.right
-    assert len(shown) == NUM_TRAIN
-    # 320 draws: the standard deviation of a share is at most 0.028
-    assert sum(d.right for d in shown) / len(shown) == pytest.approx(0.36, abs=0.09)
-    assert num_trying_again / len(shown) == pytest.approx(0.78 * 0.6, abs=0.09)
 
 
 def test_demonstrations_when_made_again_then_equal(suite: dict[str, Any]) -> None:
