@@ -83,11 +83,15 @@ async def connect_platform(addresses: StackAddresses) -> AsyncIterator[PlatformC
 
 
 async def poll_until(
-    ask: Callable[[], Any], is_done: Callable[[Json], bool], on_answer: Callable[[Json], None]
+    ask: Callable[[], Any],
+    is_done: Callable[[Json], bool],
+    on_answer: Callable[[Json], None],
+    *,
+    away_patience_s: float = AWAY_PATIENCE_S,
 ) -> Json:
     """Ask again until the answer is done; `on_answer` sees every answer.
 
-    A service that is restarting is waited for; `ServiceAway` once it was away for `AWAY_PATIENCE_S`.
+    A service that is restarting is waited for; `ServiceAway` once it was away for `away_patience_s`.
     """
     loop = asyncio.get_running_loop()
     answered_s = loop.time()
@@ -95,7 +99,7 @@ async def poll_until(
         try:
             answer: Json = await ask()
         except ServiceAway:
-            if loop.time() - answered_s > AWAY_PATIENCE_S:
+            if loop.time() - answered_s > away_patience_s:
                 raise
         else:
             answered_s = loop.time()
