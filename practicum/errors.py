@@ -5,6 +5,8 @@ travels over REST and gRPC instead of a class name. A bad input from a caller is
 inside and `InvalidInput` at an edge; an episode that fails is data (an `Outcome`), not an error.
 """
 
+from typing import overload
+
 
 class PracticumError(Exception):
     """Base of every error raised on purpose."""
@@ -95,3 +97,14 @@ class CheckpointError(PracticumError):
     """A checkpoint is incomplete, changed or cannot be written."""
 
     code = "checkpoint"
+
+
+@overload
+def first_error(error: Exception) -> Exception: ...
+@overload
+def first_error(error: BaseException) -> BaseException: ...
+def first_error(error: BaseException) -> BaseException:
+    """The first error of a group, which is the one that ended it; any other error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -20,7 +20,7 @@ from practicum.cli.client import connect_platform
 from practicum.cli.recipe import SMOLLM2, TINY, TINY_FULL, DemoRecipe
 from practicum.cli.report import DemoReport
 from practicum.cli.stack import StackOptions, read_stack, running_stack
-from practicum.errors import PracticumError
+from practicum.errors import PracticumError, first_error
 from practicum.telemetry.logs import configure_logs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train models to do things.")
@@ -133,7 +133,7 @@ def _main(work: Coroutine[Any, Any, Any]) -> Any:
         errors.print("stopped")
         raise typer.Exit(130) from None
     except BaseExceptionGroup as group:
-        first = _first_of(group)
+        first = first_error(group)
         if not isinstance(first, PracticumError):
             raise
         errors.print(f"[red]error:[/red] {first}", highlight=False)
@@ -141,12 +141,6 @@ def _main(work: Coroutine[Any, Any, Any]) -> Any:
     except (PracticumError, FileNotFoundError) as error:
         errors.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(1) from None
-
-
-def _first_of(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _up(options: StackOptions) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from datetime import datetime, timedelta
 
 from practicum.clock import Clock
+from practicum.pauses import pause
 from practicum.queue import Queue
 from practicum.queue.streams import trajectories as stream_of
 from practicum.telemetry.logs import get_logger
@@ -39,11 +40,7 @@ class StreamSweeper:
                 went_through_all = True
             except Exception as error:  # noqa: BLE001 — the loop is where every error ends
                 log.warning("streams.not_swept", error=str(error))
-            try:
-                async with asyncio.timeout(self._every_s):
-                    await stop.wait()
-            except TimeoutError:
-                continue
+            await pause(stop, self._every_s)
 
     async def sweep(self, *, since: datetime | None) -> None:
         """Remove the streams of runs that ended at `since` or later; None = of all that are over."""

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 
-from practicum.errors import Conflict, InvalidInput, PracticumError, QueueError
+from practicum.errors import Conflict, InvalidInput, PracticumError, QueueError, first_error
+from practicum.pauses import pause
 from practicum.telemetry.logs import get_logger
 from practicum.trajectory import Trajectory
 from services.trainer.progress import Phase
@@ -67,14 +68,14 @@ class TrainerWorker:
                     await self._train(run, stop)
                 tries.succeed()
             except Exception as raised:  # the loop is where every error ends, and it logs and counts
-                error = _first_of(raised)
+                error = first_error(raised)
                 wait_s = tries.fail(is_outage=_is_outage(error))
                 run_id = "" if run is None else run.run_id
                 if run is not None and await self._give_up(run_id, error, tries.num_failed):
                     continue
                 log.warning("session.failed", run_id=run_id, attempt=tries.num_failed, exc_info=error)
                 self._parts.progress.enter(run_id, Phase.RETRYING, problem=str(error))
-                await _sleep_until(stop, wait_s)
+                await pause(stop, wait_s)
 
     async def _train(self, run: RunRecord, stop: asyncio.Event) -> None:
         log.info("run.started", run_id=run.run_id, weight_version=run.weight_version)
@@ -174,18 +175,3 @@ def _is_outage(error: Exception) -> bool:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     return isinstance(error, OperationalError | InterfaceError | ConnectionError)
-
-
-def _first_of(error: Exception) -> Exception:
-    """The first error of a group, which is the one that ended it."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-async def _sleep_until(stop: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return

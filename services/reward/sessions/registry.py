@@ -14,6 +14,7 @@ from prometheus_client import Gauge
 from practicum.clock import Clock
 from practicum.errors import Conflict, InvalidInput, NotFound, Overloaded, SandboxError
 from practicum.ids import new_id
+from practicum.pauses import pause
 from practicum.telemetry.logs import get_logger
 from services.reward.sandbox.base import Changes, File, FileRefused, Sandbox, Session
 from services.reward.sandbox.limits import SandboxLimits
@@ -162,11 +163,7 @@ class SessionRegistry:
             for session_id, reason in self.overdue():
                 _log.warning("session.reaped", session_id=session_id, reason=reason)
                 await self.close(session_id)
-            try:
-                async with asyncio.timeout(every_s):
-                    await stop.wait()
-            except TimeoutError:
-                continue
+            await pause(stop, every_s)
 
     def overdue(self) -> Sequence[tuple[str, str]]:
         """Sessions whose time is up, with the reason."""

@@ -8,11 +8,11 @@ before it enters routing too.
 import asyncio
 
 from practicum.errors import EngineError
+from practicum.pauses import pause
 from practicum.telemetry.logs import get_logger
 from services.rollout.engine.generation import version_of
 from services.rollout.engine.pool import Engine, EnginePool, Serving
 from services.rollout.engine.weights import WeightPublisher
-from services.rollout.pauses import pause
 
 log = get_logger("rollout.engine")
 

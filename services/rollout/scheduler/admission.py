@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 from practicum.clock import Clock
 from practicum.errors import InvalidInput, Overloaded, PracticumError, Unauthorized
+from practicum.pauses import pause
 from practicum.rpc.codes import RpcUnavailable
 from practicum.telemetry.logs import get_logger
 from services.rollout.metrics import Metrics
-from services.rollout.pauses import pause
 from services.rollout.rpc.sandboxes import Admissions
 from services.rollout.store.suites import SuiteStore
 

@@ -15,10 +15,10 @@ from itertools import groupby
 
 from practicum.clock import Clock
 from practicum.errors import NotFound, PracticumError
+from practicum.pauses import pause
 from practicum.telemetry.logs import get_logger
 from services.rollout.engine.pool import EnginePool
 from services.rollout.metrics import Metrics
-from services.rollout.pauses import pause
 from services.rollout.scheduler.capacity import Capacity
 from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.healing import WeightHealer

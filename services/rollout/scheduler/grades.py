@@ -7,13 +7,13 @@ import asyncio
 
 from practicum.clock import Clock
 from practicum.errors import IntakeError, QueueError
+from practicum.pauses import pause
 from practicum.queue.base import Entry, Queue
 from practicum.queue.streams import EVENTS
 from practicum.telemetry.logs import get_logger
 from practicum.v1.events_pb2 import TrajectoryGraded
 from practicum.wire import outcome_from_pb
 from services.rollout.metrics import Metrics
-from services.rollout.pauses import pause
 from services.rollout.store.episodes import EpisodeStore, GradeNote
 
 log = get_logger("rollout.grades")

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from practicum.clock import Clock
 from practicum.errors import PracticumError, QueueError
+from practicum.pauses import pause
 from practicum.queue.base import Queue
 from practicum.queue.streams import EVENTS, GRADING, trajectories
 from practicum.telemetry.logs import get_logger
@@ -21,7 +22,6 @@ from practicum.wire import outcome_to_pb, trajectory_from_pb, trajectory_to_pb
 from services.rollout.chat import ChatTemplate
 from services.rollout.episode.loop import EpisodeSpec, unplayed
 from services.rollout.metrics import Metrics
-from services.rollout.pauses import pause
 from services.rollout.rpc.taskspec import grade_request
 from services.rollout.scheduler.follower import RunFollower
 from services.rollout.scheduler.runner import EpisodeRunner
