@@ -95,7 +95,7 @@ async def test_error_when_declared_is_a_problem_in_its_own_media_type(document: 
     for name, item in operations(document):
         errors = {status: answer for status, answer in item["responses"].items() if status >= "400"}
         if name.split()[1].startswith("/v1/"):
-            assert {"401", "404", "409", "422", "429", "503"} <= set(errors), name
+            assert {"401", "403", "404", "409", "422", "429", "503"} <= set(errors), name
         for status, answer in errors.items():
             assert list(answer["content"]) == ["application/problem+json"], (name, status)
             reference = answer["content"]["application/problem+json"]["schema"]["$ref"]
