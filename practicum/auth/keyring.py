@@ -1,7 +1,7 @@
 """The keyring of a service: whom it lets in, and what it shows to the services that it calls.
 
 Every door asks it the same way: `identify` says whose token was shown, `Caller.require` whether the
-scope reaches. Neither a token nor its hash leaves this room.
+scope reaches. A caller's token and the hashes stay in this room; logs and errors have names only.
 """
 
 from collections.abc import Callable, Sequence
