@@ -138,7 +138,8 @@ def _with_password(name: str, url: str, password: SecretStr | None, *, is_option
     if secret is None:
         if not held and not is_optional:
             raise ValueError(
-                f"PRACTICUM_{name}_PASSWORD must be set outside development: PRACTICUM_{name}_URL has no password"
+                f"PRACTICUM_{name}_PASSWORD must be set outside development, "
+                f"where PRACTICUM_{name}_URL has no password in it"
             )
         return url
     if held and unquote(held) != secret:

@@ -3,10 +3,12 @@
     python -m services.rollout.main            serve until a signal
     python -m services.rollout.main migrate    bring this service's schema up to date, and end
 
-A reason not to start is one message on standard error and the status 1, without a traceback.
+A reason not to start is one message on standard error and the status 1, without a traceback. A signal to
+stop that comes before the service serves ends it with 0: there is nothing to drain.
 """
 
 import argparse
+import signal
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -19,9 +21,7 @@ S = TypeVar("S", bound=ServiceSettings)
 log = get_logger("practicum.startup")
 
 
-def start(
-    name: str, settings_type: type[S], *, migrations: str, arguments: Sequence[str] | None = None
-) -> S:
+def start(name: str, settings_type: type[S], *, migrations: str, arguments: Sequence[str] | None = None) -> S:
     """The settings to serve with, once the schema is current.
 
     `arguments` are those of the command line where None. Raises `SystemExit`: with 0 after `migrate`, and
@@ -31,6 +31,8 @@ def start(
     parser = argparse.ArgumentParser(prog=command)
     parser.add_argument("do", nargs="?", choices=("serve", "migrate"), default="serve")
     do = parser.parse_args(arguments).do
+    # The first process of a container gets no signal that it does not handle.
+    signal.signal(signal.SIGTERM, _leave)
     try:
         settings = read_settings(settings_type)
         configure_logs(name, settings.log_level)
@@ -46,3 +48,7 @@ def start(
     if do == "migrate":
         raise SystemExit(0)
     return settings
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(0)

@@ -90,6 +90,11 @@ async def serve(settings: RewardSettings) -> None:
         service_names=[service.full_name for service in reward_pb2.DESCRIPTOR.services_by_name.values()],
         address=f"{settings.rpc_host}:{settings.rpc_port}",
         token=token,
+        intake=[
+            "/practicum.v1.SandboxService/Open",
+            "/practicum.v1.GradingService/Grade",
+            "/practicum.v1.GradingService/Admit",
+        ],
     )
     app = create_app(
         title="Practicum reward",
@@ -114,6 +119,7 @@ async def serve(settings: RewardSettings) -> None:
         port=settings.rest_port,
         rpc=rpc,
         workers={"grade": worker.run, "reap": sessions.reap},
+        drain_timeout_s=settings.drain_timeout_s,
         close=[sessions.close_all, sandbox.close, queue.close, engine.dispose],
     )
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -132,11 +131,11 @@ def test_migrate_when_several_start_at_once_all_succeed(database_url: str) -> No
 
 
 @pytest.fixture
-def later(postgres_url: str, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def later(postgres_url: str, tmp_path: Path) -> tuple[Path, str]:
     """(folder, URL) of a server that is there once the folder is a link to the real one's."""
     folder = tmp_path / "pg"
     url = make_url(postgres_url).update_query_dict({"host": str(folder)}).set(password=PASSWORD)
-    yield folder, url.render_as_string(hide_password=False)
+    return folder, url.render_as_string(hide_password=False)
 
 
 def test_migrate_when_the_database_starts_later_waits(later: tuple[Path, str], postgres_server: Path) -> None:

@@ -83,7 +83,8 @@ def test_database_password_when_it_holds_any_characters_arrives_whole(url: str) 
 
 
 @pytest.mark.parametrize(
-    ("url", "user"), [("redis://host:6379/1", None), ("rediss://u@host:6379/1", "u"), ("unix:///s?db=1", None)]
+    ("url", "user"),
+    [("redis://host:6379/1", None), ("rediss://u@host:6379/1", "u"), ("unix:///s?db=1", None)],
 )
 def test_redis_password_when_it_holds_any_characters_arrives_whole(url: str, user: str | None) -> None:
     settings = ServiceSettings.model_validate({"redis_url": url, "redis_password": PASSWORD})
@@ -96,14 +97,20 @@ def test_redis_password_when_it_holds_any_characters_arrives_whole(url: str, use
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"redis_url": "redis://:hunter2@h", "redis_password": "hunter3"}, "PRACTICUM_REDIS_URL holds another"),
+        (
+            {"redis_url": "redis://:hunter2@h", "redis_password": "hunter3"},
+            "PRACTICUM_REDIS_URL holds another",
+        ),
         (
             {"database_url": "postgresql://u:hunter2@h/d", "database_password": "hunter3"},
             "PRACTICUM_DATABASE_URL holds another",
         ),
         ({"database_url": "postgresql://u@h/d?password=hunter2"}, "PRACTICUM_DATABASE_URL has its password"),
         ({"redis_url": "redis://:hunter2/x@h"}, "PRACTICUM_REDIS_URL cannot be read"),
-        ({"database_url": "sqlite:///x", "database_password": "hunter2"}, "PRACTICUM_DATABASE_PASSWORD is set"),
+        (
+            {"database_url": "sqlite:///x", "database_password": "hunter2"},
+            "PRACTICUM_DATABASE_PASSWORD is set",
+        ),
         ({"redis_password": ""}, "PRACTICUM_REDIS_PASSWORD is empty"),
         ({"environment": "production", "token": "hunter2"}, "PRACTICUM_REDIS_PASSWORD must be set"),
         (
