@@ -14,6 +14,7 @@ from practicum.auth.keyring import Keyring
 from practicum.auth.scopes import Scope
 from practicum.errors import Forbidden, PracticumError, Unauthorized
 from practicum.rpc.codes import MESSAGE_LIMITS, TOKEN_KEY, status_of, trailing_metadata
+from practicum.rpc.drain import IntakeGate
 from practicum.telemetry.logs import get_logger
 
 log = get_logger("practicum.rpc")
@@ -30,11 +31,21 @@ class RpcServer:
     """A running server; `port` is the one it was given."""
 
     def __init__(
-        self, server: grpc.aio.Server, port: int, health_servicer: health.aio.HealthServicer
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        health_servicer: health.aio.HealthServicer,
+        intake: IntakeGate,
     ) -> None:
         self.port = port
         self._server = server
         self._health = health_servicer
+        self._intake = intake
+
+    async def drain(self) -> None:
+        """Say not serving and refuse what begins anew; who has something open here is answered on."""
+        self._intake.close()
+        await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
         """Say not serving, let calls in flight end within `grace_s`, then stop."""
@@ -43,14 +54,21 @@ class RpcServer:
 
 
 async def start_server(
-    registrations: Sequence[Registration], *, service_names: Sequence[str], address: str, token: str | Keyring
+    registrations: Sequence[Registration],
+    *,
+    service_names: Sequence[str],
+    address: str,
+    token: str | Keyring,
+    intake: Sequence[str] = (),
 ) -> RpcServer:
     """Serve at `address` ("host:port", port 0 for a free one); raises `OSError` where it is taken.
 
-    `token` is a keyring, or the one secret that is accepted.
+    `token` is a keyring, or the one secret that is accepted. `intake` names the methods
+    ("/package.Service/Method") that begin something, refused while draining.
     """
+    gate = IntakeGate(intake)
     server = grpc.aio.server(
-        interceptors=[_Guard(Keyring.of(token))], options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)]
+        interceptors=[gate, _Guard(Keyring.of(token))], options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)]
     )
     for register in registrations:
         register(server)
@@ -66,7 +84,7 @@ async def start_server(
     except RuntimeError as error:
         raise OSError(f"cannot listen at {address}: {error}") from error
     await server.start()
-    return RpcServer(server, port, health_servicer)
+    return RpcServer(server, port, health_servicer, gate)
 
 
 class _Guard(grpc.aio.ServerInterceptor):
