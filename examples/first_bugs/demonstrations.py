@@ -47,11 +47,14 @@ def demonstrations(
     """
     train, heldout = draw_instances(*numbers_of_version(suite["version"]))
     rng = Random(f"{seed}/demonstrations")
-    shown = []
-    for instance, task in zip([*train, *heldout], suite["tasks"], strict=True):
-        if task["split"] == "train":
-            shown += [_demonstrate(instance, task["name"], share_right, rng) for _ in range(each)]
-    return shown
+    tasks = list(zip([*train, *heldout], suite["tasks"], strict=True))
+    # Round by round, so that a batch never holds one task twice.
+    return [
+        _demonstrate(instance, task["name"], share_right, rng)
+        for _ in range(each)
+        for instance, task in tasks
+        if task["split"] == "train"
+    ]
 
 
 def _demonstrate(instance: Instance, task: str, share_right: float, rng: Random) -> Demonstration:

@@ -40,8 +40,8 @@ KINDS = (
 """,
         bugs=(
             Bug(name="wrong_separator", right="split('$S')", buggy="split(':')"),
-            Bug(name="swapped", right="int($b), int($c)", buggy="int($c), int($b)"),
-            Bug(name="off_by_one", right="int($a)", buggy="int($a) + 1"),
+            Bug(name="wrong_method", right=".split", buggy=".strip"),
+            Bug(name="wrong_function", right="return int", buggy="return abs"),
         ),
         inputs=_date,
         constants=_separator,
@@ -109,7 +109,7 @@ KINDS = (
         bugs=(
             Bug(name="wrong_constant", right="* 60", buggy="* 24"),
             Bug(name="wrong_operator", right="+ $K", buggy="- $K"),
-            Bug(name="swapped", right="$a, $b =", buggy="$b, $a ="),
+            Bug(name="wrong_sign", right="+ int", buggy="- int"),
         ),
         inputs=_clock,
         constants=lambda rng: {"K": rng.randint(2, 99)},

@@ -53,8 +53,8 @@ KINDS = (
 """,
         bugs=(
             Bug(name="flipped_test", right="% $K == 0", buggy="% $K != 0"),
-            Bug(name="wrong_value", right="+= $i", buggy="+= 1"),
-            Bug(name="wrong_start", right="$n = 0", buggy="$n = 1"),
+            Bug(name="wrong_operator", right="+= $i", buggy="-= $i"),
+            Bug(name="wrong_sign", right="return $n", buggy="return -$n"),
         ),
         inputs=lambda rng, k: ([i * rng.choice([1, integer(k, "K")]) for i in numbers(rng, 1, 20)],),
         constants=lambda rng: {"K": rng.randint(2, 30)},
@@ -73,8 +73,8 @@ KINDS = (
 """,
         bugs=(
             Bug(name="flipped_test", right="> $m", buggy="< $m"),
-            Bug(name="wrong_operator", right="$K or", buggy="$K and"),
-            Bug(name="wrong_start", right="$m = $K", buggy="$m = 0"),
+            Bug(name="wrong_operator", right=" or $i", buggy=" and $i"),
+            Bug(name="wrong_sign", right="return $m", buggy="return -$m"),
         ),
         inputs=lambda rng, k: (numbers(rng, 100, 150, least=0),),
         constants=_constant,
@@ -92,7 +92,7 @@ KINDS = (
         bugs=(
             Bug(name="wrong_operator", right="// len", buggy="* len"),
             Bug(name="wrong_function", right="sum(", buggy="max("),
-            Bug(name="wrong_result", right="return $K", buggy="return 0"),
+            Bug(name="wrong_sign", right="return $K", buggy="return -$K"),
         ),
         inputs=lambda rng, k: (numbers(rng, 1, 50, least=0),),
         constants=_constant,
@@ -112,7 +112,7 @@ KINDS = (
         bugs=(
             Bug(name="flipped_test", right="if $i not in", buggy="if $i in"),
             Bug(name="wrong_order", right="append($i)", buggy="insert(0, $i)"),
-            Bug(name="wrong_value", right="return $r", buggy="return $a"),
+            Bug(name="wrong_start", right="= []", buggy="= [0]"),
         ),
         inputs=lambda rng, _: (numbers(rng, 1, 5, least=3),),
         constants=lambda _: {},
@@ -127,7 +127,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="swapped", right="return $a[$K:]", buggy="return $a[:$K]"),
-            Bug(name="wrong_value", right="[$J]", buggy="[0]"),
+            Bug(name="wrong_sign", right="+ [$J]", buggy="+ [-$J]"),
         ),
         inputs=lambda rng, _: (numbers(rng, 1, 50, least=3),),
         constants=_few,

@@ -38,7 +38,7 @@ KINDS = (
         bugs=(
             Bug(name="flipped_test", right="< $L", buggy="> $L"),
             Bug(name="flipped_high", right="> $H", buggy="< $H"),
-            Bug(name="wrong_result", right="return $L", buggy="return 0"),
+            Bug(name="wrong_sign", right="return $L", buggy="return -$L"),
         ),
         inputs=_near_bounds,
         constants=_bounds,
@@ -123,7 +123,7 @@ KINDS = (
     return $x * $H // $L
 """,
         bugs=(
-            Bug(name="swapped", right="$H // $L", buggy="$L // $H"),
+            Bug(name="remainder", right="// $L", buggy="% $L"),
             Bug(name="wrong_operator", right="* $H", buggy="+ $H"),
         ),
         inputs=lambda rng, k: (rng.randint(1, integer(k, "L")),),
@@ -143,7 +143,7 @@ KINDS = (
         bugs=(
             Bug(name="off_by_one", right="range(1, $n + 1)", buggy="range(1, $n)"),
             Bug(name="wrong_operator", right="* $i", buggy="+ $i"),
-            Bug(name="wrong_start", right="= $K", buggy="= 0"),
+            Bug(name="wrong_sign", right="= $K", buggy="= -$K"),
         ),
         inputs=lambda rng, _: (rng.randint(1, 9),),
         constants=lambda rng: {"K": rng.randint(2, 99)},

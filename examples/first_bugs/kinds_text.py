@@ -69,7 +69,7 @@ KINDS = (
         bugs=(
             Bug(name="boundary", right="<= $K", buggy="< $K"),
             Bug(name="wrong_end", right="[:$K]", buggy="[$K:]"),
-            Bug(name="wrong_mark", right="+ '$S'", buggy="+ ':'"),
+            Bug(name="wrong_operator", right="+ '$S'", buggy="- '$S'"),
         ),
         inputs=_around_length,
         constants=_mark,
@@ -85,7 +85,7 @@ KINDS = (
         bugs=(
             Bug(name="wrong_function", right="upper()", buggy="strip()"),
             Bug(name="off_by_one", right="[1:]", buggy="[2:]"),
-            Bug(name="wrong_order", right="$t.lower()", buggy="$t.upper()"),
+            Bug(name="wrong_case", right="lower()", buggy="title()"),
         ),
         inputs=lambda rng, _: (phrase(rng, 6), phrase(rng, 6)),
         constants=lambda _: {},
@@ -100,9 +100,9 @@ KINDS = (
     return '$S'.join($r)
 """,
         bugs=(
-            Bug(name="wrong_mark", right="'$S'.join", buggy="':'.join"),
+            Bug(name="wrong_method", right="join(", buggy="split("),
             Bug(name="flipped_test", right="!= ''", buggy="== ''"),
-            Bug(name="wrong_value", right="join($r)", buggy="join($a)"),
+            Bug(name="wrong_order", right="join($r)", buggy="join($r[::-1])"),
         ),
         inputs=lambda rng, _: (words(rng, least=2),),
         constants=_mark,
@@ -118,7 +118,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="wrong_operator", right="- len", buggy="+ len"),
-            Bug(name="swapped", right="'$S' * $n + $s", buggy="$s + '$S' * $n"),
+            Bug(name="wrong_repeat", right="* $n", buggy="+ $n"),
             Bug(name="wrong_function", right="len(", buggy="int("),
         ),
         inputs=_around_length,
@@ -135,7 +135,7 @@ KINDS = (
 """,
         bugs=(
             Bug(name="wrong_function", right="min(", buggy="max("),
-            Bug(name="swapped", right="$s.count($c)", buggy="$c.count($s)"),
+            Bug(name="wrong_method", right="count(", buggy="find("),
         ),
         inputs=lambda rng, k: ("a" * rng.randint(0, 14) + phrase(rng, 4), rng.choice("aBc")),
         constants=_mark,
@@ -152,7 +152,7 @@ KINDS = (
         bugs=(
             Bug(name="off_by_one", right="[0]", buggy="[-1]"),
             Bug(name="wrong_function", right="lower()", buggy="upper()"),
-            Bug(name="wrong_separator", right="split('$S')", buggy="split(':')"),
+            Bug(name="wrong_method", right="split(", buggy="strip("),
         ),
         inputs=lambda rng, k: (str(k["S"]).join(phrase(rng, 4) for _ in range(rng.randint(1, 3))),),
         constants=_mark,

@@ -29,15 +29,16 @@ TOOL_MARKERS = (
     "<think>",
     "</think>",
 )  # decoding keeps these: parsers read them
-VOCABULARY = 896
+VOCABULARY = 1024
 CORPUS_TASKS = 2000
 
 # The JSON around a call is a few fixed pieces; each becomes one token. Spaces go with keywords and operators
-# and never with a name or a digit: a name is the same token wherever it stands, so that copying it into an
-# edit is soon learnt.
+# and never with a name or a number: a name is the same token wherever it stands, so that copying it into an
+# edit is soon learnt. A number of up to three digits is one piece, for the same reason.
 _PIECES = (
     r"\n?\{\"name\": \"|\", \"arguments\": \{|\"path\": \"|\", \"old\": \"|\", \"new\": \"|\"?\}\}\n?"
-    r"| ?\b(?:def|return|if|else|for|in|not|and|or)\b ?|[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9\"]+ ?|\"|\n *|\s+"
+    r"| ?\b(?:def|return|if|else|for|in|not|and|or)\b ?|[A-Za-z_]+|[0-9]{1,3}"
+    r"| ?[^\sA-Za-z_0-9\"]+ ?|\"|\n *|\s+"
 )
 
 CHAT_TEMPLATE = """\

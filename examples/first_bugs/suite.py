@@ -19,7 +19,7 @@ from examples.first_bugs.verify import call, passes
 KINDS: tuple[Kind, ...] = kinds_dates.KINDS + kinds_numbers.KINDS + kinds_lists.KINDS + kinds_text.KINDS
 
 SUITE = "first-bugs"
-VERSION = "1"
+VERSION = "2"
 TOOLS = ("read_file", "edit_file", "run_tests", "finish")
 GRADER_TIMEOUT_S = 10
 HIDDEN_TESTS = 6

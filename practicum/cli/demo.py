@@ -22,6 +22,7 @@ from practicum.errors import PracticumError
 
 TERMINAL_STATES = frozenset({"completed", "stopped", "failed"})
 DEMONSTRATIONS_PER_CALL = 512
+DEMONSTRATIONS_PER_SUITE = 8192
 HELDOUT_OF_EVERY_DEMO = 200
 
 
@@ -64,7 +65,7 @@ async def run_demo(context: DemoContext, model: Path) -> DemoReport:
 
 
 async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
-    """Train `base` on demonstration trajectories, round by round, and put the result at `target`."""
+    """Train `base` on demonstrations played in real sandboxes, and put the result at `target`."""
     recipe = context.recipe
     await stop_leftover_runs(context)
     # The held-out tasks are drawn first, so no demonstration is of one of them.
@@ -72,40 +73,46 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
         recipe.seed, recipe.num_demonstrated_tasks, HELDOUT_OF_EVERY_DEMO, Draw.DEMONSTRATION
     )
     shown = demonstrations(suite, recipe.seed, recipe.share_right, recipe.demonstrations_per_task)
-    size = len(shown) // len(recipe.warm_start_lrs)
-    for number, lr in enumerate(recipe.warm_start_lrs):
-        part = shown[number * size : (number + 1) * size]
-        base = await warm_start_round(context, suite, number + 1, part, base, lr)
-    await run_example("examples.first_bugs.keep", str(base), str(target))
+    created = await context.client.trainer("POST", "/v1/runs", recipe.sft_run(base, len(shown)))
+    run_id = str(created["run_id"])
+    following = asyncio.create_task(follow_run(context, run_id, "supervised warm start"))
+    try:
+        await play_demonstrations(context, run_id, suite, shown)
+        await following
+    finally:
+        following.cancel()
+    await run_example("examples.first_bugs.keep", str(await newest_checkpoint(context, run_id)), str(target))
+
+
+async def play_demonstrations(
+    context: DemoContext, run_id: str, suite: Json, shown: Sequence[Demonstration]
+) -> None:
+    """Play every demonstration for the run; the suite goes up in parts, each ready before it is played."""
+    bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
+    for first in range(0, len(shown), DEMONSTRATIONS_PER_SUITE):
+        part = shown[first : first + DEMONSTRATIONS_PER_SUITE]
+        reference = await submit(context, _part(suite, first // DEMONSTRATIONS_PER_SUITE, part))
+        for start in range(0, len(part), DEMONSTRATIONS_PER_CALL):
+            batch = [_scripted(one) for one in part[start : start + DEMONSTRATIONS_PER_CALL]]
+            body = {"run_id": run_id, "suite": reference, "demonstrations": batch}
+            accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
+            await follow_demonstrations(context, accepted["demonstration_id"], bar, first + start)
+
+
+def _part(suite: Json, number: int, shown: Sequence[Demonstration]) -> Json:
+    """The tasks of some demonstrations, as a suite of its own."""
+    names = {one.task for one in shown}
+    return {
+        "name": f"{suite['name']}-shown-{number}",
+        "version": suite["version"],
+        "admission": "skip",  # every task of the generator is checked where it is made
+        "tasks": [task for task in suite["tasks"] if task["name"] in names],
+    }
 
 
 def _scripted(shown: Demonstration) -> Json:
     """A demonstration as POST /v1/demonstrations takes it: one tool call a turn."""
     return {"task": shown.task, "turns": [{"text": "", "tool_calls": [call]} for call in shown.calls]}
-
-
-async def warm_start_round(
-    context: DemoContext, suite: Json, number: int, shown: Sequence[Demonstration], base: Path, lr: float
-) -> Path:
-    """One supervised run over `shown` in real sandboxes; the folder of its last checkpoint."""
-    names = {one.task for one in shown}
-    part = {
-        "name": f"{suite['name']}-round-{number}",
-        "version": suite["version"],
-        "admission": "skip",  # every task of the generator is checked where it is made
-        "tasks": [task for task in suite["tasks"] if task["name"] in names],
-    }
-    reference = await submit(context, part)
-    created = await context.client.trainer("POST", "/v1/runs", context.recipe.sft_run(base, len(shown), lr))
-    run_id = str(created["run_id"])
-    bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
-    for first in range(0, len(shown), DEMONSTRATIONS_PER_CALL):
-        batch = [_scripted(one) for one in shown[first : first + DEMONSTRATIONS_PER_CALL]]
-        body = {"run_id": run_id, "suite": reference, "demonstrations": batch}
-        accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
-        await follow_demonstrations(context, accepted["demonstration_id"], bar, first)
-    await follow_run(context, run_id, "supervised warm start")
-    return await newest_checkpoint(context, run_id)
 
 
 async def follow_demonstrations(

@@ -28,10 +28,10 @@ class DemoRecipe:
     )
     algorithm: Json = field(default_factory=dict)
     microbatch_tokens: int = 16384
-    num_demonstrated_tasks: int = 16000
+    num_demonstrated_tasks: int = 20000
     demonstrations_per_task: int = 2
     share_right: float = 0.34
-    warm_start_lrs: tuple[float, ...] = (1.5e-3, 1e-3)  # one round of equal size each
+    warm_start_lr: float = 1.5e-3
     sft_trajectories_per_step: int = 16
 
     def rl_run(self, model: Path, suite: str) -> Json:
@@ -59,8 +59,8 @@ class DemoRecipe:
             "seed": self.seed,
         }
 
-    def sft_run(self, model: Path, num_demonstrations: int, lr: float) -> Json:
-        """The body of POST /v1/runs for one round of the warm start."""
+    def sft_run(self, model: Path, num_demonstrations: int) -> Json:
+        """The body of POST /v1/runs for the warm start."""
         return {
             "name": f"demo-sft-{self.model}",
             "stage": "sft",
@@ -69,7 +69,7 @@ class DemoRecipe:
             "rollout": None,
             "trajectories_per_step": self.sft_trajectories_per_step,
             "optimizer": {
-                "lr": lr,
+                "lr": self.warm_start_lr,
                 "warmup_steps": 30,
                 "schedule": "cosine",
                 "min_lr_ratio": 0.05,
@@ -95,7 +95,7 @@ class DemoRecipe:
 
 
 TINY = DemoRecipe()
-TINY_FULL = DemoRecipe(num_train=1200, num_heldout=200, num_steps=180)
+TINY_FULL = DemoRecipe(num_train=1200, num_heldout=200, num_steps=140)
 SMOLLM2 = DemoRecipe(
     model="smollm2",
     num_train=4,
