@@ -1,5 +1,6 @@
 """Calling gRPC: every call has a deadline and a token, and fails with one of our errors."""
 
+import json
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
@@ -8,6 +9,12 @@ import grpc
 from practicum.rpc.codes import MESSAGE_LIMITS, TOKEN_KEY, RpcUnavailable, error_from
 
 __all__ = ["RpcUnavailable", "call", "connect"]
+
+# Names are looked up again when a connection ends, which servers see to (see `server`).
+_BALANCED = (
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+    ("grpc.dns_min_time_between_resolutions_ms", 5000),
+)
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
@@ -18,10 +25,13 @@ class _Method(Protocol[Request, Response]):
 
 
 def connect(address: str, *, token: str) -> grpc.aio.Channel:
-    """A channel to `address` ("host:port") that shows `token` on every call; close it when done."""
+    """A channel to `address` ("host:port") that shows `token` on every call; close it when done.
+
+    A name with several addresses is several replicas: each call goes to the next of them.
+    """
     return grpc.aio.insecure_channel(
         address,
-        options=[*MESSAGE_LIMITS, ("grpc.max_reconnect_backoff_ms", 2000)],
+        options=[*MESSAGE_LIMITS, *_BALANCED, ("grpc.max_reconnect_backoff_ms", 2000)],
         interceptors=[_ShowTokenOnCalls(token), _ShowTokenOnStreams(token)],
     )
 

@@ -16,6 +16,9 @@ from practicum.telemetry.logs import get_logger
 
 log = get_logger("practicum.rpc")
 
+# A connection ends after a while, so that its caller looks for replicas that came since; calls under way on
+# it go on to their own deadlines.
+_CONNECTION_AGE = (("grpc.max_connection_age_ms", 60_000), ("grpc.max_connection_age_grace_ms", 1_800_000))
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 Registration = Callable[[grpc.aio.Server], None]
@@ -44,7 +47,7 @@ async def start_server(
 ) -> RpcServer:
     """Serve at `address` ("host:port", port 0 for a free one); raises `OSError` where it is taken."""
     server = grpc.aio.server(
-        interceptors=[_Guard(token)], options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)]
+        interceptors=[_Guard(token)], options=[*MESSAGE_LIMITS, *_CONNECTION_AGE, ("grpc.so_reuseport", 0)]
     )
     for register in registrations:
         register(server)

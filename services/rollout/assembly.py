@@ -32,7 +32,7 @@ from services.rollout.metrics import EngineCollector, Metrics
 from services.rollout.rest.episodes import episode_router
 from services.rollout.rest.suites import suite_router
 from services.rollout.rest.work import demonstration_router, engine_router, evaluation_router
-from services.rollout.rpc.sandboxes import Admissions, RemoteSandboxes, ToolCatalogue
+from services.rollout.rpc.sandboxes import Admissions, Dial, RemoteSandboxes, ToolCatalogue
 from services.rollout.rpc.servicer import RolloutServicer
 from services.rollout.scheduler.admission import Admitter
 from services.rollout.scheduler.capacity import Capacity
@@ -67,6 +67,7 @@ class Seams:
     database: AsyncEngine
     queue: Queue
     reward: grpc.aio.Channel
+    dial: Dial  # a channel to one replica of the reward service
     trainer: Trainer
     engines: Sequence[Engine]
     chat: ChatTemplate
@@ -124,16 +125,18 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     )
     capacity = Capacity(settings.max_episodes)
     claimer = Claimer(store=claims, capacity=capacity, membership=membership, clock=clock)
+    sandboxes = RemoteSandboxes(
+        seams.reward,
+        dial=seams.dial,
+        clock=clock,
+        call_deadline_s=settings.tool_timeout_s,
+        session_wall_s=settings.attempt_deadline_s,
+    )
     runner = EpisodeRunner(
         store=episodes,
         claims=claims,
         queue=queue,
-        sandboxes=RemoteSandboxes(
-            seams.reward,
-            clock=clock,
-            call_deadline_s=settings.tool_timeout_s,
-            session_wall_s=settings.attempt_deadline_s,
-        ),
+        sandboxes=sandboxes,
         catalogue=catalogue,
         chat=chat,
         clock=clock,
@@ -253,6 +256,11 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         readiness=_readiness(seams, pool, catalogue),
         registry=registry,
     )
+
+    async def close() -> None:
+        await publisher.close()
+        await sandboxes.close()
+
     return Service(
         app=app,
         servicer=RolloutServicer(
@@ -271,7 +279,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         reconciler=reconciler,
         membership=membership,
         pool=pool,
-        close=publisher.close,
+        close=close,
     )
 
 

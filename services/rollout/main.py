@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -60,6 +61,7 @@ async def serve(settings: RolloutSettings) -> None:
             database=database,
             queue=queue,
             reward=reward,
+            dial=partial(connect, token=token),
             trainer=RemoteTrainer(trainer),
             engines=make_engines(settings, http, chat, context_length, clock),
             chat=chat,

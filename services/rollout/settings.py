@@ -1,11 +1,12 @@
 """The rollout service's settings, from `PRACTICUM_*` variables; read by `main` alone."""
 
-import socket
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from practicum.instance import MAX_NAME_LENGTH, instance_name
 from practicum.settings import ServiceSettings
 
 
@@ -13,9 +14,9 @@ class RolloutSettings(ServiceSettings):
     """What an operator may set."""
 
     rollout_instance: str = Field(
-        default_factory=lambda: f"rollout-{socket.gethostname()}"[:200],
+        default_factory=partial(instance_name, "rollout"),
         min_length=1,
-        max_length=200,
+        max_length=MAX_NAME_LENGTH,
         description="This replica's name: one of its own for every process, the same after a restart.",
     )
     beat_interval_s: float = Field(default=3, gt=0, description="How often a replica says that it lives.")

@@ -72,15 +72,19 @@ class Membership:
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Be a member for the length of a block; at its end everything that is still owned is free."""
-        self.came_first = await self._store.join(self._beat(), self._clock.now())
+        await self.join()
         try:
-            await self.round()
             async with asyncio.TaskGroup() as group:
                 beating = group.create_task(self._go_on(), name="membership")
                 yield
                 beating.cancel()
         finally:
             await self._store.remove(self._beat(), as_heard=False)
+
+    async def join(self) -> None:
+        """Begin this life; what an earlier one of this name owned is free."""
+        self.came_first = await self._store.join(self._beat(), self._clock.now())
+        await self.round()
 
     async def _go_on(self) -> None:
         while True:

@@ -15,7 +15,7 @@ import pytest
 
 from practicum.clock import SystemClock
 from practicum.db.engine import create_engine
-from practicum.errors import CheckpointError, Conflict, EngineError
+from practicum.errors import CheckpointError, Conflict, EngineError, Overloaded
 from practicum.trajectory import SamplingParams
 from services.rollout.engine.keeper import EngineKeeper
 from services.rollout.engine.labels import LabelBook
@@ -33,15 +33,19 @@ BASE = Serving(run_id="", weight_version=0, label="default", path="/models/base"
 
 
 class PausableEngine(ScriptedEngine):
-    """An engine whose updates can be held up, or break in this process."""
+    """An engine whose updates and probes can be held up, and whose updates can break in this process."""
 
     def __init__(self, reply: Callable[[list[int]], list[int]]) -> None:
         super().__init__(reply)
         self.hold_update = asyncio.Event()
         self.hold_update.set()
+        self.hold_score = asyncio.Event()
+        self.hold_score.set()
         self.update_error: Exception | None = None
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if b"logprob_start_len" in request.content:
+            await self.hold_score.wait()
         if request.url.path == "/update_weights_from_disk":
             await self.hold_update.wait()
             if self.update_error is not None:
@@ -56,6 +60,7 @@ class Setup:
     publisher: WeightPublisher
     keeper: EngineKeeper
     records: WeightStore
+    replicas: ReplicaStore
     taken_over: list[str]
 
     async def generate(self) -> Any:
@@ -137,7 +142,7 @@ async def setup(
     for of_pool in made:
         await keeper.probe(of_pool)
         await keeper.probe(of_pool)
-    yield Setup(engines, pool, publisher, keeper, records, taken_over)
+    yield Setup(engines, pool, publisher, keeper, records, replicas, taken_over)
     await publisher.close()
     await database.dispose()
     for client in clients:
@@ -366,3 +371,92 @@ async def test_keeper_when_asked_to_stop_stops(url: str) -> None:
         await until(lambda: made.pool.engines[0].is_routable)
         stop.set()
         await asyncio.wait_for(running, timeout=5)
+
+
+async def test_replicas_when_one_publishes_follow_and_the_other_may_change_nothing_meanwhile(
+    url: str,
+) -> None:
+    async with setup(url, 2) as a, setup(url, engines=a.engines, instance="rollout-b", is_first=False) as b:
+        assert b.pool.serving == BASE
+        assert (await a.publish()).ok
+        assert b.pool.serving == BASE
+        assert (await b.generate()).labels in (("1.1",), ("1.2",)), "proven, whoever proved it"
+        for engine in b.pool.engines:
+            await b.keeper.probe(engine)
+        assert b.pool.serving == a.pool.serving
+        assert [engine.held for engine in b.pool.engines] == [a.pool.serving] * 2
+        assert [len(engine.updates) for engine in a.engines] == [1, 1], "nothing was loaded again"
+
+        a.engines[0].hold_update.clear()
+        publishing = asyncio.ensure_future(a.publish(2))
+        await until(lambda: not a.engines[0].generating.is_set())
+        with pytest.raises(Overloaded, match="another replica"):
+            await b.publish(3)
+        for _ in range(4):
+            await b.keeper.probe(b.pool.engines[0])
+        assert b.pool.engines[0].is_routable, "an engine that another replica paused is not ill"
+        a.engines[0].hold_update.set()
+        assert (await publishing).ok
+        assert (await b.publish(2)).ok, "asked again of another replica, it is what is served"
+        assert [len(engine.updates) for engine in a.engines] == [2, 2]
+
+
+async def test_replicas_when_one_refuses_weights_have_no_token_of_them(url: str) -> None:
+    async with setup(url) as a, setup(url, engines=a.engines, instance="rollout-b", is_first=False) as b:
+        a.engines[0].hold_score.clear()
+        publishing = asyncio.ensure_future(a.publish(path="/models/wrong"))
+        await until(lambda: a.engines[0].label == "1.1")
+        generations = [asyncio.ensure_future(made.generate()) for made in (a, b)]
+        await asyncio.sleep(0.2)
+        assert not any(generation.done() for generation in generations), "they wait for the verdict"
+        a.engines[0].hold_score.set()
+        assert not (await publishing).ok
+        for generation in generations:
+            with pytest.raises(EngineError, match="refused weights"):
+                await generation
+        assert await b.publisher.is_refused("run_1", 1)
+
+
+async def test_replicas_when_one_dies_with_an_engine_paused_load_it_again(url: str) -> None:
+    async with setup(url) as a, setup(url, engines=a.engines, instance="rollout-b", is_first=False) as b:
+        fence = await a.records.take_lease("rollout-a")
+        assert fence is not None
+        await a.records.begin_load(fence, "http://engine-0", Serving(run_id="r", weight_version=1, path="/x"))
+        await a.pool.engines[0].client.pause()
+        for _ in range(4):
+            await b.keeper.probe(b.pool.engines[0])
+        assert not a.engines[0].generating.is_set(), "its holder may be at work"
+        await a.replicas.remove(Beat(instance="rollout-a", life="rollout-a", num_beats=0), as_heard=True)
+        await b.keeper.probe(b.pool.engines[0])
+        assert a.engines[0].generating.is_set()
+        assert (a.engines[0].path, a.engines[0].label) == ("/models/base", "0.2")
+        assert (await b.generate()).labels == ("0.2",)
+        # The one that was only slow comes to the end of its load after all.
+        a.engines[0].label = "1.1"
+        with pytest.raises(EngineError, match="failed weights"):
+            await b.generate()
+        await b.keeper.probe(b.pool.engines[0])
+        assert a.engines[0].label == "0.3"
+
+
+async def test_replicas_when_an_engine_restarts_load_it_once(url: str) -> None:
+    async with setup(url) as a, setup(url, engines=a.engines, instance="rollout-b", is_first=False) as b:
+        assert (await a.publish()).ok
+        await b.keeper.probe(b.pool.engines[0])
+        a.engines[0].label, a.engines[0].path = "default", "/models/base"
+        await asyncio.gather(*(made.keeper.probe(made.pool.engines[0]) for made in (a, b)))
+        for made in (a, b):
+            await made.keeper.probe(made.pool.engines[0])
+        assert (a.engines[0].label, a.engines[0].path) == ("1.2", "/models/v1")
+        assert all(made.pool.engines[0].is_routable for made in (a, b))
+
+
+async def test_replica_when_another_run_is_served_elsewhere_is_told(url: str) -> None:
+    async with setup(url) as a, setup(url, engines=a.engines, instance="rollout-b", is_first=False) as b:
+        await a.publish()
+        await b.publisher.refresh()
+        await a.publish(0, run_id="run_2")
+        assert b.taken_over == []
+        await b.publisher.refresh()
+        assert b.taken_over == ["run_1"]
+        assert b.pool.serving == a.pool.serving

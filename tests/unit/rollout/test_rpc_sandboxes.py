@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -59,7 +60,12 @@ async def serve(reward: ScriptedReward, port: int = 0) -> RpcServer:
 
 def sandboxes_at(channel: grpc.aio.Channel, patience_s: float = 30) -> RemoteSandboxes:
     return RemoteSandboxes(
-        channel, clock=SystemClock(), call_deadline_s=5, session_wall_s=600, patience_s=patience_s
+        channel,
+        dial=partial(connect, token=TOKEN),
+        clock=SystemClock(),
+        call_deadline_s=5,
+        session_wall_s=600,
+        patience_s=patience_s,
     )
 
 
