@@ -259,6 +259,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
 
     async def close() -> None:
         await publisher.close()
+        await membership.leave()
         await sandboxes.close()
 
     return Service(

@@ -77,19 +77,16 @@ async def serve(settings: RolloutSettings) -> None:
         address=f"{settings.rpc_host}:{settings.rpc_port}",
         token=token,
     )
-    try:
-        async with service.membership.kept():
-            await run_service(
-                name="rollout",
-                app=service.app,
-                host=settings.rest_host,
-                port=settings.rest_port,
-                rpc=rpc,
-                workers=service.workers,
-                close=[service.close, http.aclose, reward.close, trainer.close, queue.close],
-            )
-    finally:
-        await database.dispose()
+    async with service.membership.kept():
+        await run_service(
+            name="rollout",
+            app=service.app,
+            host=settings.rest_host,
+            port=settings.rest_port,
+            rpc=rpc,
+            workers=service.workers,
+            close=[service.close, http.aclose, reward.close, trainer.close, queue.close, database.dispose],
+        )
 
 
 def make_engines(

@@ -7,7 +7,7 @@ slow finds out at its next beat or write, drops what it plays, and joins again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,8 @@ from practicum.telemetry.logs import get_logger
 from services.rollout.store.replicas import Beat, ReplicaStore
 
 log = get_logger("rollout.membership")
+
+_LEAVE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,10 @@ class Membership:
         self._interval_s = interval_s
         self._lost_after_s = lost_after_s
         self._num_beats = 0
+        self._has_left = False
         self._heard: dict[str, _Heard] = {}
         self._looked_at_s = clock.monotonic()
-        self._names: Sequence[str] = (instance,)
+        self._names: tuple[str, ...] = (instance,)
 
     @property
     def is_alone(self) -> bool:
@@ -71,15 +74,24 @@ class Membership:
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Be a member for the length of a block; at its end everything that is still owned is free."""
+        """Be a member for the length of a block, or until `leave`."""
         await self.join()
+        async with asyncio.TaskGroup() as group:
+            beating = group.create_task(self._go_on(), name="membership")
+            yield
+            beating.cancel()
+
+    async def leave(self) -> None:
+        """Free everything that is still owned, once nothing is played any more.
+
+        Where that takes too long, it is free when the others find this replica gone, or at its next start.
+        """
+        self._has_left = True
         try:
-            async with asyncio.TaskGroup() as group:
-                beating = group.create_task(self._go_on(), name="membership")
-                yield
-                beating.cancel()
-        finally:
-            await self._store.remove(self._beat(), as_heard=False)
+            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                await self._store.remove(self._beat(), as_heard=False)
+        except (TimeoutError, SQLAlchemyError) as error:
+            log.warning("membership.not_left", error=type(error).__name__)
 
     async def join(self) -> None:
         """Begin this life; what an earlier one of this name owned is free."""
@@ -87,7 +99,7 @@ class Membership:
         await self.round()
 
     async def _go_on(self) -> None:
-        while True:
+        while not self._has_left:
             await self._clock.sleep(self._interval_s)
             try:
                 await self.round()
@@ -100,6 +112,8 @@ class Membership:
         self._num_beats += 1
         found = {beat.instance: beat for beat in await self._store.beat(self._beat())}
         mine = found.pop(self.instance, None)
+        if self._has_left:
+            return
         if mine is None:
             log.warning("membership.given_up", instance=self.instance)
             for tell in self.on_lost:
@@ -122,9 +136,9 @@ class Membership:
                 if await self._store.remove(beat, as_heard=True):
                     log.warning("membership.removed", instance=name, silent_s=round(now_s - heard.at_s, 1))
                 del found[name]
-        self._note(sorted([self.instance, *found]))
+        self._note(tuple(sorted([self.instance, *found])))
 
-    def _note(self, names: Sequence[str]) -> None:
+    def _note(self, names: tuple[str, ...]) -> None:
         self.num_live = len(names)
         self.leads = names[0] == self.instance
         if names != self._names:

@@ -111,6 +111,7 @@ async def test_membership_when_left_gives_everything_up(database: AsyncEngine) -
     async with a.membership.kept():
         await b.join()
         assert b.membership.num_live == 2
+        await a.membership.leave()
     await b.round()
     assert b.membership.is_alone
 
