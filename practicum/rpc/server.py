@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from practicum.errors import PracticumError, Unauthorized
 from practicum.rpc.codes import MESSAGE_LIMITS, TOKEN_KEY, status_of, trailing_metadata
+from practicum.rpc.drain import IntakeGate
 from practicum.telemetry.logs import get_logger
 
 log = get_logger("practicum.rpc")
@@ -30,11 +31,21 @@ class RpcServer:
     """A running server; `port` is the one it was given."""
 
     def __init__(
-        self, server: grpc.aio.Server, port: int, health_servicer: health.aio.HealthServicer
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        health_servicer: health.aio.HealthServicer,
+        intake: IntakeGate,
     ) -> None:
         self.port = port
         self._server = server
         self._health = health_servicer
+        self._intake = intake
+
+    async def drain(self) -> None:
+        """Say not serving and refuse what begins anew; who has something open here is answered on."""
+        self._intake.close()
+        await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
         """Say not serving, let calls in flight end within `grace_s`, then stop."""
@@ -43,11 +54,21 @@ class RpcServer:
 
 
 async def start_server(
-    registrations: Sequence[Registration], *, service_names: Sequence[str], address: str, token: str
+    registrations: Sequence[Registration],
+    *,
+    service_names: Sequence[str],
+    address: str,
+    token: str,
+    intake: Sequence[str] = (),
 ) -> RpcServer:
-    """Serve at `address` ("host:port", port 0 for a free one); raises `OSError` where it is taken."""
+    """Serve at `address` ("host:port", port 0 for a free one); raises `OSError` where it is taken.
+
+    `intake` names the methods ("/package.Service/Method") that begin something, refused while draining.
+    """
+    gate = IntakeGate(intake)
     server = grpc.aio.server(
-        interceptors=[_Guard(token)], options=[*MESSAGE_LIMITS, *_CONNECTION_AGE, ("grpc.so_reuseport", 0)]
+        interceptors=[gate, _Guard(token)],
+        options=[*MESSAGE_LIMITS, *_CONNECTION_AGE, ("grpc.so_reuseport", 0)],
     )
     for register in registrations:
         register(server)
@@ -63,7 +84,7 @@ async def start_server(
     except RuntimeError as error:
         raise OSError(f"cannot listen at {address}: {error}") from error
     await server.start()
-    return RpcServer(server, port, health_servicer)
+    return RpcServer(server, port, health_servicer, gate)
 
 
 class _Guard(grpc.aio.ServerInterceptor):

@@ -124,7 +124,6 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         lost_after_s=settings.lost_after_s,
     )
     capacity = Capacity(settings.max_episodes)
-    claimer = Claimer(store=claims, capacity=capacity, membership=membership, clock=clock)
     sandboxes = RemoteSandboxes(
         seams.reward,
         dial=seams.dial,
@@ -144,6 +143,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         retry=Retry(max_failures=settings.max_failures, attempt_deadline_s=settings.attempt_deadline_s),
         metrics=metrics,
     )
+    claimer = Claimer(store=claims, capacity=capacity, runner=runner, membership=membership, clock=clock)
     publisher = WeightPublisher(
         pool,
         records=records,
@@ -258,6 +258,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     )
 
     async def close() -> None:
+        await runner.flush_sent()  # what ended after the reconciler's last round
         await publisher.close()
         await membership.leave()
         await sandboxes.close()
@@ -269,6 +270,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         ),
         workers={
             "engines": keeper.run,
+            "episodes": runner.drain,
             "runs": follower.run,
             "evaluations": evaluation_player.run,
             "demonstrations": demonstration_player.run,

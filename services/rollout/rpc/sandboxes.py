@@ -1,5 +1,6 @@
 """Sandboxes, tool schemas and admission, asked of the reward service over gRPC."""
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -73,9 +74,16 @@ class RemoteSandboxes:
             limits=spec.limits,
         )
         request.limits.session_wall_s = self._session_wall_s
-        opened = await _awaited(
-            lambda: call(self._stub.Open, request, timeout_s=_OPEN_DEADLINE_S), self._clock, self._patience_s
-        )
+        try:
+            opened = await _awaited(
+                lambda: call(self._stub.Open, request, timeout_s=_OPEN_DEADLINE_S),
+                self._clock,
+                self._patience_s,
+            )
+        except asyncio.CancelledError:
+            # It may have been made all the same; where there are several replicas, its idle time ends it.
+            await self._close(self._stub, session_id)
+            raise
         async with self._replicas.at(opened.address, self._stub) as stub:
             try:
                 yield _RemoteSandbox(stub, session_id, self._call_deadline_s)

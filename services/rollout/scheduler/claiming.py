@@ -3,6 +3,7 @@
 from practicum.clock import Clock
 from services.rollout.scheduler.capacity import Capacity
 from services.rollout.scheduler.membership import Membership
+from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.store.claims import ClaimStore, Whose
 from services.rollout.store.episodes import StoredEpisode
 
@@ -11,10 +12,17 @@ class Claimer:
     """Claims for evaluations and demonstrations, whichever replica they were submitted to."""
 
     def __init__(
-        self, *, store: ClaimStore, capacity: Capacity, membership: Membership, clock: Clock
+        self,
+        *,
+        store: ClaimStore,
+        capacity: Capacity,
+        runner: EpisodeRunner,
+        membership: Membership,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._capacity = capacity
+        self._runner = runner
         self._membership = membership
         self._clock = clock
 
@@ -29,7 +37,8 @@ class Claimer:
         num_places = await self._capacity.take_some(self._membership.share(num_unowned))
         claimed: list[StoredEpisode] = []
         try:
-            claimed = await self._store.claim(whose, num_places, self._clock.now())
+            if not self._runner.is_draining:
+                claimed = await self._store.claim(whose, num_places, self._clock.now())
         finally:
             self._capacity.give_back(num_places - len(claimed))
         return claimed

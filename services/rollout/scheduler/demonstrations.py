@@ -71,7 +71,7 @@ class DemonstrationPlayer:
         self._wake.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; what is not done is left to the other replicas, or to the next start."""
+        """Work until `stop`, then let the episodes in flight end; the rest is left to whoever comes."""
         async with Crew() as crew:
             while not stop.is_set():
                 try:
@@ -88,12 +88,12 @@ class DemonstrationPlayer:
                 except TimeoutError:
                     continue
                 self._wake.clear()
+            await crew.finish()
 
     async def _play(self, demonstration_id: str, crew: Crew) -> None:
         """Until it is complete, or something breaks: then the next look takes it up, and its plays go on."""
         try:
             await self._play_share(demonstration_id, crew)
-            log.info("demonstration.completed", demonstration_id=demonstration_id)
         except Exception:
             log.exception("demonstration.failed", demonstration_id=demonstration_id)
             self._metrics.errors.labels("demonstration").inc()
@@ -105,6 +105,8 @@ class DemonstrationPlayer:
         whose = Whose(demonstration_id=demonstration_id)
         scripts: Sequence[Script] = ()
         while not await self._store.complete_if_done(demonstration_id, self._clock.now()):
+            if self._runner.is_draining:
+                return
             if not scripts:
                 scripts = await self._store.scripts(demonstration_id)
             claimed = await self._claimer.take(whose)
@@ -112,6 +114,7 @@ class DemonstrationPlayer:
                 crew.start(self._play_one(episode, scripts[episode.position]))
             if not claimed:
                 await self._clock.sleep(_POLL_S)
+        log.info("demonstration.completed", demonstration_id=demonstration_id)
 
     async def _play_one(self, episode: StoredEpisode, script: Script) -> None:
         try:

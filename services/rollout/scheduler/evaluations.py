@@ -116,7 +116,7 @@ class EvaluationPlayer:
         return answer
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; what is not done is left to the other replicas, or to the next start."""
+        """Work until `stop`, then let the episodes in flight end; the rest is left to whoever comes."""
         async with Crew() as crew:
             while not stop.is_set():
                 try:
@@ -133,12 +133,12 @@ class EvaluationPlayer:
                 except TimeoutError:
                     continue
                 self._wake.clear()
+            await crew.finish()
 
     async def _play(self, evaluation: Evaluation, crew: Crew) -> None:
         """Until it is complete, or something breaks: then the next look takes it up, and its plays go on."""
         try:
             await self._play_share(evaluation, crew)
-            log.info("evaluation.completed", evaluation_id=evaluation.evaluation_id)
         except Exception:
             log.exception("evaluation.failed", evaluation_id=evaluation.evaluation_id)
             self._metrics.errors.labels("evaluation").inc()
@@ -151,6 +151,8 @@ class EvaluationPlayer:
         live: set[str] = set()
         before: dict[str, Usage] | None = None  # when this replica began to generate for it
         while not await self._store.complete_if_done(evaluation_id, self._clock.now()):
+            if self._runner.is_draining:
+                return
             serving = self._pool.serving
             claimed = [] if serving is None else await self._claimer.take(Whose(evaluation_id=evaluation_id))
             for episode in claimed:
@@ -165,6 +167,7 @@ class EvaluationPlayer:
                 before = None
                 await self._store.add_usage(evaluation_id, busy_s=busy_s, available_s=available_s)
             await self._clock.sleep(_GRADE_POLL_S)
+        log.info("evaluation.completed", evaluation_id=evaluation_id)
 
     async def _play_one(self, episode: StoredEpisode, settings: PlaySettings, live: set[str]) -> None:
         try:

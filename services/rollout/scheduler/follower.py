@@ -98,7 +98,10 @@ class RunFollower:
         self._polled_at_s = -math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; episodes in flight are then left to the others or the next start."""
+        """Work until `stop`, then let the episodes in flight end.
+
+        Cancelled, it leaves them to another replica or the next start, as attempt + 1.
+        """
         self._away = set(await self._episodes.runs_with_unplayed())
         async with Crew() as crew:
             while not stop.is_set():
@@ -111,6 +114,7 @@ class RunFollower:
                     self._metrics.errors.labels("follower").inc()
                     await pause(stop, self._poll_interval_s)
                 await self._until_something_changed()
+            await crew.finish()
 
     async def tick(self, crew: Crew) -> None:
         """Ask the trainer where it is due, then start what may start."""
@@ -228,14 +232,14 @@ class RunFollower:
 
     async def _dispatch(self, followed: _Followed, crew: Crew) -> None:
         run, serving = followed.run, self._pool.serving
-        if serving is None or serving.run_id != run.run_id:
+        if serving is None or serving.run_id != run.run_id or self._runner.is_draining:
             return
         if followed.num_unowned and not await self._claim(followed, crew):
             return
         limit = group_limit(run, served_version=serving.weight_version)
         if followed.num_startable is None:
             followed.num_startable = self._membership.share(max(0, limit - followed.next_index))
-        while followed.next_index < limit and followed.num_startable > 0:
+        while followed.next_index < limit and followed.num_startable > 0 and not self._runner.is_draining:
             task = await self._shelf.get(task_of_group(followed.task_ids, followed.next_index, run.seed))
             if not self._capacity.try_take(run.group_size):
                 return

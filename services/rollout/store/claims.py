@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from services.rollout.store.episodes import EpisodeState, StoredEpisode, episode_of
 from services.rollout.store.tables import episodes, replicas, tasks
 from services.rollout.tasks import TaskState
@@ -49,7 +49,7 @@ class ClaimStore:
     async def num_unowned(self, whose: Whose) -> int:
         """Episodes that may be claimed."""
         query = select(func.count()).select_from(episodes).where(whose.condition())
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return int((await connection.execute(query)).scalar_one())
 
     async def claim(self, whose: Whose, limit: int, now: datetime) -> list[StoredEpisode]:
@@ -85,7 +85,7 @@ class ClaimStore:
     async def own_running(self, *, before: datetime) -> list[str]:
         """Open episodes of this replica that did not change since a moment."""
         query = select(episodes.c.episode_id).where(self._own(), episodes.c.updated_at < before)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
     async def lost(self, episode_ids: Sequence[str]) -> list[str]:
@@ -98,7 +98,7 @@ class ClaimStore:
                 and_(episodes.c.state == EpisodeState.RUNNING, not_own),
             ),
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
     def _own(self) -> ColumnElement[bool]:

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from services.rollout.engine.records import LeaseLost, Load, LoadState, Serving, WeightsView
 from services.rollout.store.tables import replicas, serving, weight_loads, weights_lease
 
@@ -21,7 +21,7 @@ class WeightStore:
     async def look(self) -> WeightsView:
         """Everything but the loads that are settled."""
         pending = select(weight_loads.c.engine_url).where(weight_loads.c.state == LoadState.PENDING)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             served = (await connection.execute(select(serving))).one_or_none()
             holder = (await connection.execute(select(weights_lease.c.holder))).scalar_one()
             pending_urls = frozenset((await connection.execute(pending)).scalars())
@@ -116,7 +116,7 @@ class WeightStore:
     async def find(self, label: str) -> Load | None:
         """The load behind a label; None = no replica gave that name."""
         query = select(weight_loads).where(weight_loads.c.label == label)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             return None
@@ -131,7 +131,7 @@ class WeightStore:
             .where(weight_loads.c.run_id == run_id, weight_loads.c.weight_version == weight_version)
             .distinct()
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             states = set((await connection.execute(query)).scalars())
         return LoadState.REFUSED in states and LoadState.PROVEN not in states
 
