@@ -61,6 +61,7 @@ async def follow(a: Rollout, b: Rollout, **changes: Any) -> None:
     """A suite posted at one, a run whose weights are published at the other; both follow it."""
     await a.post("/v1/suites", suite_body(), expect=201)
     a.trainer.runs["run_1"] = make_run(**changes)
+    await until(lambda: all(each.service.follower.follows("run_1") for each in (a, b)))
     await b.publish("run_1", 0)
 
 

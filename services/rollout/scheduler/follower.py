@@ -38,6 +38,7 @@ from services.rollout.tasks import Split, Task
 log = get_logger("rollout.scheduler")
 
 _COUNT_UNOWNED_EVERY_S = 5.0
+_YIELD_S = 2.0  # how long groups beyond its share are left to the others
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class _Followed:
     next_index: int
     num_unowned: int  # open episodes that nobody played at the last count
     num_startable: int | None  # groups that this replica may still start before the next look; None = not set
+    last_index: int  # the next index at the last look, and when it moved
+    moved_at_s: float
     progress_at_s: float  # when the trainer last consumed a group, or a group was started
     counted_at_s: float  # when the unowned were last counted
 
@@ -216,6 +219,8 @@ class RunFollower:
             next_index=next_index,
             num_unowned=num_unowned,
             num_startable=None,
+            last_index=next_index,
+            moved_at_s=self._clock.monotonic(),
             progress_at_s=self._clock.monotonic(),
             counted_at_s=self._clock.monotonic(),
         )
@@ -238,7 +243,7 @@ class RunFollower:
             return
         limit = group_limit(run, served_version=serving.weight_version)
         if followed.num_startable is None:
-            followed.num_startable = self._membership.share(max(0, limit - followed.next_index))
+            followed.num_startable = self._num_startable(followed, limit)
         while followed.next_index < limit and followed.num_startable > 0 and not self._runner.is_draining:
             task = await self._shelf.get(task_of_group(followed.task_ids, followed.next_index, run.seed))
             if not self._capacity.try_take(run.group_size):
@@ -251,6 +256,19 @@ class RunFollower:
                     self._capacity.give_back(run.group_size)
             for episode in members:
                 self._start(run, task, episode, crew)
+
+    def _num_startable(self, followed: _Followed, limit: int) -> int:
+        """Groups to start at this look: what there is, or where there are other replicas, a share of it."""
+        number = max(0, limit - followed.next_index)
+        if self._membership.is_alone:
+            return number
+        run, now_s = followed.run, self._clock.monotonic()
+        if followed.next_index != followed.last_index:
+            followed.last_index, followed.moved_at_s = followed.next_index, now_s
+        own_share = self._membership.share(limit - run.groups_consumed) * run.group_size
+        has_share = self._runner.num_live_of(run.run_id) >= own_share
+        # More than its share is taken where the others leave it lying: they are full, or do not follow yet.
+        return 0 if has_share and now_s - followed.moved_at_s < _YIELD_S else self._membership.share(number)
 
     async def _claim(self, followed: _Followed, crew: Crew) -> bool:
         """Take up this replica's share of what nobody plays; False where there is no place for more."""
