@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from practicum.clock import Clock
 from practicum.errors import Conflict
+from practicum.pauses import pause
 from practicum.telemetry.logs import get_logger
 from services.rollout.store.replicas import Beat, ReplicaStore
 
@@ -58,7 +59,7 @@ class Membership:
         self._interval_s = interval_s
         self._lost_after_s = lost_after_s
         self._num_beats = 0
-        self._has_left = False
+        self._ended = asyncio.Event()
         self._heard: dict[str, _Heard] = {}
         self._looked_at_s = clock.monotonic()
         self._names: tuple[str, ...] = (instance,)
@@ -77,16 +78,18 @@ class Membership:
         """Be a member for the length of a block, or until `leave`."""
         await self.join()
         async with asyncio.TaskGroup() as group:
-            beating = group.create_task(self._go_on(), name="membership")
-            yield
-            beating.cancel()
+            group.create_task(self._go_on(), name="membership")
+            try:
+                yield
+            finally:
+                self._ended.set()  # not cancelled: a beat under way comes to its end
 
     async def leave(self) -> None:
         """Free everything that is still owned, once nothing is played any more.
 
         Where that takes too long, it is free when the others find this replica gone, or at its next start.
         """
-        self._has_left = True
+        self._ended.set()
         try:
             async with asyncio.timeout(_LEAVE_TIMEOUT_S):
                 await self._store.remove(self._beat(), as_heard=False)
@@ -99,8 +102,10 @@ class Membership:
         await self.round()
 
     async def _go_on(self) -> None:
-        while not self._has_left:
-            await self._clock.sleep(self._interval_s)
+        while True:
+            await pause(self._ended, self._interval_s)
+            if self._ended.is_set():
+                return
             try:
                 await self.round()
             except SQLAlchemyError as error:
@@ -112,7 +117,7 @@ class Membership:
         self._num_beats += 1
         found = {beat.instance: beat for beat in await self._store.beat(self._beat())}
         mine = found.pop(self.instance, None)
-        if self._has_left:
+        if self._ended.is_set():
             return
         if mine is None:
             log.warning("membership.given_up", instance=self.instance)

@@ -67,6 +67,10 @@ class _Live:
     job: Job
     task: asyncio.Task[None]
 
+    def interrupt(self) -> bool:
+        """Cancel it once: cancelled again while it cleans up, it would leave its sandbox open."""
+        return bool(self.task.cancelling()) or self.task.cancel()
+
 
 class EpisodeRunner:
     """Plays episodes; safe to use from many tasks at once."""
@@ -152,7 +156,7 @@ class EpisodeRunner:
     def interrupt(self, episode_id: str) -> bool:
         """Stop playing an episode; whether it was being played. One that is open may be claimed then."""
         live = self._live.get(episode_id)
-        return live is not None and live.task.cancel()
+        return live is not None and live.interrupt()
 
     def interrupt_run(self, run_id: str, *, sampled_only: bool = True) -> None:
         """Stop playing a run's episodes, or only what the engines sample for it."""
@@ -187,7 +191,7 @@ class EpisodeRunner:
 
     def _interrupt(self, found: Sequence[_Live], run_id: str) -> None:
         for live in found:
-            live.task.cancel()
+            live.interrupt()
         if found:
             log.info("run.interrupted", run_id=run_id, episodes=len(found))
 

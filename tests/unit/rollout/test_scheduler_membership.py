@@ -12,7 +12,7 @@ from practicum.errors import Conflict
 from services.rollout.scheduler.membership import Membership
 from services.rollout.store.replicas import ReplicaStore
 from services.rollout.store.weights import WeightStore
-from tests.fixtures.rollout import ManualClock
+from tests.fixtures.rollout import ManualClock, until
 from tests.fixtures.rollout_store import migrated
 
 
@@ -127,10 +127,9 @@ async def test_membership_when_the_database_is_away_goes_on(database: AsyncEngin
             return await super().beat(beat)
 
     clock, store = ManualClock(), Flaky(database)
-    membership = Membership(store, instance="a", life="a", clock=clock)
+    membership = Membership(store, instance="a", life="a", clock=clock, interval_s=0.01)
     other = Replica(database, "b")
     async with membership.kept():
         await other.join()
-        while membership.is_alone:  # the sleeps of this clock return at once
-            await clock.sleep(0)
+        await until(lambda: not membership.is_alone)
         assert store.num_failures == 0
