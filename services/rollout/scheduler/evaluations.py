@@ -150,7 +150,15 @@ class EvaluationPlayer:
         evaluation_id, settings = evaluation.evaluation_id, _settings(evaluation)
         live: set[str] = set()
         before: dict[str, Usage] | None = None  # when this replica began to generate for it
-        while not await self._store.complete_if_done(evaluation_id, self._clock.now()):
+        available_s = 0.0  # while it did
+        while True:
+            if before is not None and not live:
+                busy_s, span_s = slot_seconds(before, self._pool.usage())
+                before, available_s = None, available_s + span_s
+                await self._store.add_usage(evaluation_id, busy_s=busy_s, available_s=available_s)
+            # What is live here is not done, or its usage is still to be counted.
+            if not live and await self._store.complete_if_done(evaluation_id, self._clock.now()):
+                break
             if self._runner.is_draining:
                 return
             serving = self._pool.serving
@@ -159,13 +167,10 @@ class EvaluationPlayer:
                 live.add(episode.episode_id)
                 crew.start(self._play_one(episode, settings, live))
             if claimed and serving is not None:
-                before = before or self._pool.usage()
-                await self._store.set_weight_version(evaluation_id, serving.weight_version)
+                if before is None:
+                    before = self._pool.usage()
+                    await self._store.set_weight_version(evaluation_id, serving.weight_version)
                 continue
-            if before is not None and not live:
-                busy_s, available_s = slot_seconds(before, self._pool.usage())
-                before = None
-                await self._store.add_usage(evaluation_id, busy_s=busy_s, available_s=available_s)
             await self._clock.sleep(_GRADE_POLL_S)
         log.info("evaluation.completed", evaluation_id=evaluation_id)
 

@@ -132,9 +132,10 @@ class DemonstrationStore:
             )
             .values(state=DemonstrationState.COMPLETED, finished_at=now)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             if (await connection.execute(open_ones)).first() is not None:
                 return False
+        async with transaction(self._engine) as connection:  # what has ended stays so
             await connection.execute(statement)
         return True
 

@@ -147,9 +147,10 @@ class EvaluationStore:
             )
             .values(state=EvaluationState.COMPLETED, finished_at=now)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             if await has_open_episodes(connection, evaluation_id):
                 return False
+        async with transaction(self._engine) as connection:  # what has ended stays so
             await connection.execute(statement)
         return True
 
