@@ -9,12 +9,17 @@ intruder. What was read is never shown: not in a repr, nor in the error about it
 """
 
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from practicum.auth.keyring import Keyring
+from practicum.auth.secret import HOW_TO_MAKE
+from practicum.clock import SystemClock
 
 DEVELOPMENT_TOKEN = "development-only-token"
 SECRETS_DIR = Path("/run/secrets")
@@ -39,7 +44,16 @@ class ServiceSettings(BaseSettings):
     environment: Environment = Environment.DEVELOPMENT
     token: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_TOKEN),
-        description="Shared secret that callers and services show to each other.",
+        description="Secret that the services show to each other; it opens everything.",
+    )
+    token_file: Path | None = Field(
+        default=None,
+        description="File that holds this secret in place of the variable, one a line: the first is shown, "
+        "all are accepted. Read again when it changes.",
+    )
+    tokens_file: Path | None = Field(
+        default=None,
+        description="File of callers' tokens, which `practicum token` writes. Read again when it changes.",
     )
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0", repr=False, description="With `redis_password` in it, once read."
@@ -75,13 +89,30 @@ class ServiceSettings(BaseSettings):
     )
     max_deliveries: int = Field(default=5, ge=1)
 
+    @field_validator("token_file", "tokens_file", mode="before")
+    @classmethod
+    def _none_when_empty(cls, value: object) -> object:
+        return value or None
+
+    @cached_property
+    def keyring(self) -> Keyring:
+        """Whom the service lets in and what it shows to others; one for the whole process."""
+        return Keyring.open(
+            token=self.token.get_secret_value(),
+            token_file=self.token_file,
+            tokens_file=self.tokens_file,
+            is_development=self.environment is Environment.DEVELOPMENT,
+            clock=SystemClock(),
+        )
+
     @model_validator(mode="after")
     def _refuse_default_secret(self) -> Self:
-        secret = self.token.get_secret_value()
-        if self.environment is not Environment.DEVELOPMENT and secret == DEVELOPMENT_TOKEN:
-            raise ValueError("PRACTICUM_TOKEN must be set to a secret of your own outside development")
-        if not secret:
-            raise ValueError("PRACTICUM_TOKEN is empty")
+        is_default = self.token_file is None and self.token.get_secret_value() == DEVELOPMENT_TOKEN
+        if is_default and self.environment is not Environment.DEVELOPMENT:
+            raise ValueError(
+                f"PRACTICUM_TOKEN must be set to a secret of your own outside development; {HOW_TO_MAKE}"
+            )
+        assert self.keyring is not None  # made here, so that what is wrong with it stops the start
         return self
 
     @model_validator(mode="after")

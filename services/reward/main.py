@@ -47,7 +47,7 @@ async def serve(settings: RewardSettings) -> None:
     """Run the service until it is told to stop. Raises `SandboxError` where the sandbox does not hold."""
     clock, registry = SystemClock(), CollectorRegistry()
     metrics, defaults = RewardMetrics(registry), limits_of(settings)
-    token = settings.token.get_secret_value()
+    token = settings.keyring
     sandbox = BubblewrapSandbox()
     await sandbox.start()
     findings = await require_safe(sandbox)

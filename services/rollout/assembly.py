@@ -236,7 +236,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     app = create_app(
         title="Practicum rollout service",
         description=DESCRIPTION,
-        token=settings.token.get_secret_value(),
+        token=settings.keyring,
         routers=[
             suite_router(
                 store=suites, catalogue=catalogue, admitter=admitter, clock=clock, new_id=seams.new_id

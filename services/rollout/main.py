@@ -42,7 +42,7 @@ def main() -> None:
 async def serve(settings: RolloutSettings) -> None:
     """Make every connection, run the service, close every connection."""
     clock = SystemClock()
-    token = settings.token.get_secret_value()
+    token = settings.keyring
     chat = ChatTemplate.load(settings.model_path)
     context_length = context_length_of(settings.model_path)
     log.info("chat.loaded", fingerprint=chat.fingerprint, report=str(chat.report), context=context_length)

@@ -57,7 +57,7 @@ async def serve(settings: TrainerSettings) -> None:
     store = open_store(settings.database_url, clock)
     queue = RedisQueue(settings.redis_url, clock=clock, claim_after_s=HOLD_S, max_deliveries=MAX_DELIVERIES)
     compute = ComputeThread(settings.trainer_threads)
-    token = settings.token.get_secret_value()
+    token = settings.keyring
     channel = connect(settings.rollout_rpc, token=token) if settings.rollout_rpc else None
     progress = ProgressBoard(clock)
     worker = TrainerWorker(

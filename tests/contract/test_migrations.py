@@ -158,3 +158,13 @@ def test_migrate_when_the_database_stays_away_says_so_without_its_password(later
     assert status == 1
     assert PASSWORD not in said
     assert "Traceback" not in said
+
+
+def test_main_when_told_to_stop_while_it_waits_for_the_database_ends_with_0(later: tuple[Path, str]) -> None:
+    _, url = later
+    process = start_migrate("reward", url, do="serve")
+    assert process.stderr is not None
+    assert "database.away" in process.stderr.readline()
+    process.terminate()
+    status, said = ended(process)
+    assert (status, "Traceback" in said) == (0, False)

@@ -23,6 +23,7 @@ from practicum.queue.streams import GRADING, trajectories
 from practicum.rpc.client import RpcUnavailable, call, connect
 from practicum.v1 import reward_pb2 as pb
 from practicum.v1 import reward_pb2_grpc, trajectory_pb2
+from tests.fixtures.endpoint_table import operation_rows, operations_of
 from tests.fixtures.reward import (
     BROKEN,
     FIXED,
@@ -111,6 +112,11 @@ async def service(shared: Process) -> AsyncIterator[Service]:
     channel = connect(shared.rpc_address, token=TOKEN)
     yield Service(process=shared, channel=channel)
     await channel.close()
+
+
+def test_endpoints_of_the_process_are_those_of_the_table(shared: Process) -> None:
+    document = httpx.get(f"{shared.rest}/openapi.json", timeout=TIMEOUT_S).json()
+    assert sorted(operations_of("reward", document)) == operation_rows("reward")
 
 
 async def test_an_episode_over_grpc(service: Service) -> None:

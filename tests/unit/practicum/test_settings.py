@@ -20,7 +20,7 @@ def test_settings_when_production_keeps_the_default_token_refuses(monkeypatch: p
     monkeypatch.setenv("PRACTICUM_REDIS_PASSWORD", "of redis")
     with pytest.raises(ValidationError, match="PRACTICUM_TOKEN must be set"):
         ServiceSettings()
-    monkeypatch.setenv("PRACTICUM_TOKEN", "a-secret-of-our-own")
+    monkeypatch.setenv("PRACTICUM_TOKEN", "a-secret-of-our-own-and-long-enough")
     settings = ServiceSettings()
     assert "a-secret-of-our-own" not in repr(settings)
 
@@ -28,14 +28,14 @@ def test_settings_when_production_keeps_the_default_token_refuses(monkeypatch: p
 def test_settings_when_secrets_lie_in_files_reads_them_and_variables_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "practicum_token").write_text("token from a file\n")
+    (tmp_path / "practicum_token").write_text("a-token-from-a-file-and-long-enough\n")
     (tmp_path / "practicum_redis_password").write_text("redis from a file\n")
     (tmp_path / "practicum_database_password").write_text("postgres from a file\n")
     monkeypatch.setenv("PRACTICUM_ENVIRONMENT", "production")
     monkeypatch.setenv("PRACTICUM_DATABASE_URL", "postgresql://practicum@postgres/rollout")
     monkeypatch.setenv("PRACTICUM_REDIS_PASSWORD", "redis from a variable")
     settings = read_settings(ServiceSettings, secrets_dir=tmp_path)
-    assert settings.token.get_secret_value() == "token from a file"
+    assert settings.token.get_secret_value() == "a-token-from-a-file-and-long-enough"
     assert make_url(settings.database_url).password == "postgres from a file"
     assert settings.redis_url == "redis://:redis%20from%20a%20variable@127.0.0.1:6379/0"
 
@@ -112,11 +112,14 @@ def test_redis_password_when_it_holds_any_characters_arrives_whole(url: str, use
             "PRACTICUM_DATABASE_PASSWORD is set",
         ),
         ({"redis_password": ""}, "PRACTICUM_REDIS_PASSWORD is empty"),
-        ({"environment": "production", "token": "hunter2"}, "PRACTICUM_REDIS_PASSWORD must be set"),
+        (
+            {"environment": "production", "token": "hunter2-of-24-characters"},
+            "PRACTICUM_REDIS_PASSWORD must be set",
+        ),
         (
             {
                 "environment": "production",
-                "token": "hunter2",
+                "token": "hunter2-of-24-characters",
                 "redis_password": "hunter3",
                 "database_url": "postgresql://u@h/d",
             },
