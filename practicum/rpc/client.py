@@ -1,5 +1,6 @@
 """Calling gRPC: every call has a deadline and a token, and fails with one of our errors."""
 
+import json
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
@@ -9,6 +10,12 @@ from practicum.auth.keyring import Keyring
 from practicum.rpc.codes import MESSAGE_LIMITS, TOKEN_KEY, RpcUnavailable, error_from
 
 __all__ = ["RpcUnavailable", "call", "connect"]
+
+# Names are looked up again when a connection ends, which servers see to (see `server`).
+_BALANCED = (
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+    ("grpc.dns_min_time_between_resolutions_ms", 5000),
+)
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
@@ -21,12 +28,13 @@ class _Method(Protocol[Request, Response]):
 def connect(address: str, *, token: str | Keyring) -> grpc.aio.Channel:
     """A channel to `address` ("host:port") that shows `token` on every call; close it when done.
 
-    A keyring's secret is asked for at each call, so that a new one needs no new channel.
+    A keyring's secret is asked for at each call, so that a new one needs no new channel. A name with several
+    addresses is several replicas: each call goes to the next of them.
     """
     keyring = Keyring.of(token)
     return grpc.aio.insecure_channel(
         address,
-        options=[*MESSAGE_LIMITS, ("grpc.max_reconnect_backoff_ms", 2000)],
+        options=[*MESSAGE_LIMITS, *_BALANCED, ("grpc.max_reconnect_backoff_ms", 2000)],
         interceptors=[_ShowTokenOnCalls(keyring), _ShowTokenOnStreams(keyring)],
     )
 

@@ -19,6 +19,9 @@ from practicum.telemetry.logs import get_logger
 
 log = get_logger("practicum.rpc")
 
+# A connection ends after a while, so that its caller looks for replicas that came since; calls under way on
+# it go on to their own deadlines.
+_CONNECTION_AGE = (("grpc.max_connection_age_ms", 60_000), ("grpc.max_connection_age_grace_ms", 1_800_000))
 # Health tells that a process lives; reflection tells what proto/ in the repository tells everyone.
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
@@ -68,7 +71,8 @@ async def start_server(
     """
     gate = IntakeGate(intake)
     server = grpc.aio.server(
-        interceptors=[gate, _Guard(Keyring.of(token))], options=[*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)]
+        interceptors=[gate, _Guard(Keyring.of(token))],
+        options=[*MESSAGE_LIMITS, *_CONNECTION_AGE, ("grpc.so_reuseport", 0)],
     )
     for register in registrations:
         register(server)

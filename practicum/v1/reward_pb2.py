@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from practicum.v1 import trajectory_pb2 as practicum_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19practicum/v1/reward.proto\x12\x0cpracticum.v1\x1a\x1dpracticum/v1/trajectory.proto\"B\n\rWorkspaceFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\x12\n\nexecutable\x18\x03 \x01(\x08\"7\n\tWorkspace\x12*\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1b.practicum.v1.WorkspaceFile\"\xa7\x01\n\rSandboxLimits\x12\x16\n\x0esession_wall_s\x18\x01 \x01(\x01\x12\x13\n\x0b\x63\x61ll_wall_s\x18\x02 \x01(\x01\x12\r\n\x05\x63pu_s\x18\x03 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\x12\x15\n\rnum_processes\x18\x05 \x01(\x05\x12\x17\n\x0f\x66ile_size_bytes\x18\x06 \x01(\x03\x12\x14\n\x0coutput_bytes\x18\x07 \x01(\x03\"g\n\x06Grader\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12*\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1b.practicum.v1.WorkspaceFile\x12\x10\n\x08\x65\x64itable\x18\x03 \x03(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\xa9\x01\n\x08TaskSpec\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12*\n\tworkspace\x18\x02 \x01(\x0b\x32\x17.practicum.v1.Workspace\x12\r\n\x05tools\x18\x03 \x03(\t\x12$\n\x06grader\x18\x04 \x01(\x0b\x32\x14.practicum.v1.Grader\x12+\n\x06limits\x18\x05 \x01(\x0b\x32\x1b.practicum.v1.SandboxLimits\"\x9a\x01\n\x0bOpenRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12*\n\tworkspace\x18\x03 \x01(\x0b\x32\x17.practicum.v1.Workspace\x12\r\n\x05tools\x18\x04 \x03(\t\x12+\n\x06limits\x18\x05 \x01(\x0b\x32\x1b.practicum.v1.SandboxLimits\"3\n\x0cOpenResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\"\\\n\x0f\x43\x61llToolRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"n\n\x10\x43\x61llToolResponse\x12\x0e\n\x06output\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x14\n\x0c\x65nds_episode\x18\x03 \x01(\x08\x12\x11\n\tlimit_hit\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"%\n\x0fSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"_\n\rWorkspaceDiff\x12,\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x1b.practicum.v1.WorkspaceFile\x12\x0f\n\x07removed\x18\x02 \x03(\t\x12\x0f\n\x07refused\x18\x03 \x03(\t\"\"\n\x0c\x43loseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse\"\x8d\x01\n\x0cGradeRequest\x12,\n\ntrajectory\x18\x01 \x01(\x0b\x32\x18.practicum.v1.Trajectory\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.practicum.v1.TaskSpec\x12)\n\x04\x64iff\x18\x03 \x01(\x0b\x32\x1b.practicum.v1.WorkspaceDiff\"[\n\rGradeResponse\x12\"\n\x05grade\x18\x01 \x01(\x0b\x32\x13.practicum.v1.Grade\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.practicum.v1.Outcome\"d\n\x0c\x41\x64mitRequest\x12$\n\x04task\x18\x01 \x01(\x0b\x32\x16.practicum.v1.TaskSpec\x12.\n\treference\x18\x02 \x01(\x0b\x32\x1b.practicum.v1.WorkspaceDiff\":\n\x0e\x41\x64missionCheck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"O\n\rAdmitResponse\x12\x10\n\x08\x61\x64mitted\x18\x01 \x01(\x08\x12,\n\x06\x63hecks\x18\x02 \x03(\x0b\x32\x1c.practicum.v1.AdmissionCheck\"\x12\n\x10ListToolsRequest\"F\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\":\n\x11ListToolsResponse\x12%\n\x05tools\x18\x01 \x03(\x0b\x32\x16.practicum.v1.ToolSpec2\xf2\x02\n\x0eSandboxService\x12=\n\x04Open\x12\x19.practicum.v1.OpenRequest\x1a\x1a.practicum.v1.OpenResponse\x12I\n\x08\x43\x61llTool\x12\x1d.practicum.v1.CallToolRequest\x1a\x1e.practicum.v1.CallToolResponse\x12\x46\n\x08Snapshot\x12\x1d.practicum.v1.SnapshotRequest\x1a\x1b.practicum.v1.WorkspaceDiff\x12@\n\x05\x43lose\x12\x1a.practicum.v1.CloseRequest\x1a\x1b.practicum.v1.CloseResponse\x12L\n\tListTools\x12\x1e.practicum.v1.ListToolsRequest\x1a\x1f.practicum.v1.ListToolsResponse2\x94\x01\n\x0eGradingService\x12@\n\x05Grade\x12\x1a.practicum.v1.GradeRequest\x1a\x1b.practicum.v1.GradeResponse\x12@\n\x05\x41\x64mit\x12\x1a.practicum.v1.AdmitRequest\x1a\x1b.practicum.v1.AdmitResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19practicum/v1/reward.proto\x12\x0cpracticum.v1\x1a\x1dpracticum/v1/trajectory.proto\"B\n\rWorkspaceFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\x12\n\nexecutable\x18\x03 \x01(\x08\"7\n\tWorkspace\x12*\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1b.practicum.v1.WorkspaceFile\"\xa7\x01\n\rSandboxLimits\x12\x16\n\x0esession_wall_s\x18\x01 \x01(\x01\x12\x13\n\x0b\x63\x61ll_wall_s\x18\x02 \x01(\x01\x12\r\n\x05\x63pu_s\x18\x03 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\x12\x15\n\rnum_processes\x18\x05 \x01(\x05\x12\x17\n\x0f\x66ile_size_bytes\x18\x06 \x01(\x03\x12\x14\n\x0coutput_bytes\x18\x07 \x01(\x03\"g\n\x06Grader\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12*\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1b.practicum.v1.WorkspaceFile\x12\x10\n\x08\x65\x64itable\x18\x03 \x03(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\xa9\x01\n\x08TaskSpec\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12*\n\tworkspace\x18\x02 \x01(\x0b\x32\x17.practicum.v1.Workspace\x12\r\n\x05tools\x18\x03 \x03(\t\x12$\n\x06grader\x18\x04 \x01(\x0b\x32\x14.practicum.v1.Grader\x12+\n\x06limits\x18\x05 \x01(\x0b\x32\x1b.practicum.v1.SandboxLimits\"\x9a\x01\n\x0bOpenRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12*\n\tworkspace\x18\x03 \x01(\x0b\x32\x17.practicum.v1.Workspace\x12\r\n\x05tools\x18\x04 \x03(\t\x12+\n\x06limits\x18\x05 \x01(\x0b\x32\x1b.practicum.v1.SandboxLimits\"D\n\x0cOpenResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\\\n\x0f\x43\x61llToolRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"n\n\x10\x43\x61llToolResponse\x12\x0e\n\x06output\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x14\n\x0c\x65nds_episode\x18\x03 \x01(\x08\x12\x11\n\tlimit_hit\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"%\n\x0fSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"_\n\rWorkspaceDiff\x12,\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x1b.practicum.v1.WorkspaceFile\x12\x0f\n\x07removed\x18\x02 \x03(\t\x12\x0f\n\x07refused\x18\x03 \x03(\t\"\"\n\x0c\x43loseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse\"\x8d\x01\n\x0cGradeRequest\x12,\n\ntrajectory\x18\x01 \x01(\x0b\x32\x18.practicum.v1.Trajectory\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.practicum.v1.TaskSpec\x12)\n\x04\x64iff\x18\x03 \x01(\x0b\x32\x1b.practicum.v1.WorkspaceDiff\"[\n\rGradeResponse\x12\"\n\x05grade\x18\x01 \x01(\x0b\x32\x13.practicum.v1.Grade\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.practicum.v1.Outcome\"d\n\x0c\x41\x64mitRequest\x12$\n\x04task\x18\x01 \x01(\x0b\x32\x16.practicum.v1.TaskSpec\x12.\n\treference\x18\x02 \x01(\x0b\x32\x1b.practicum.v1.WorkspaceDiff\":\n\x0e\x41\x64missionCheck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"O\n\rAdmitResponse\x12\x10\n\x08\x61\x64mitted\x18\x01 \x01(\x08\x12,\n\x06\x63hecks\x18\x02 \x03(\x0b\x32\x1c.practicum.v1.AdmissionCheck\"\x12\n\x10ListToolsRequest\"F\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\":\n\x11ListToolsResponse\x12%\n\x05tools\x18\x01 \x03(\x0b\x32\x16.practicum.v1.ToolSpec2\xf2\x02\n\x0eSandboxService\x12=\n\x04Open\x12\x19.practicum.v1.OpenRequest\x1a\x1a.practicum.v1.OpenResponse\x12I\n\x08\x43\x61llTool\x12\x1d.practicum.v1.CallToolRequest\x1a\x1e.practicum.v1.CallToolResponse\x12\x46\n\x08Snapshot\x12\x1d.practicum.v1.SnapshotRequest\x1a\x1b.practicum.v1.WorkspaceDiff\x12@\n\x05\x43lose\x12\x1a.practicum.v1.CloseRequest\x1a\x1b.practicum.v1.CloseResponse\x12L\n\tListTools\x12\x1e.practicum.v1.ListToolsRequest\x1a\x1f.practicum.v1.ListToolsResponse2\x94\x01\n\x0eGradingService\x12@\n\x05Grade\x12\x1a.practicum.v1.GradeRequest\x1a\x1b.practicum.v1.GradeResponse\x12@\n\x05\x41\x64mit\x12\x1a.practicum.v1.AdmitRequest\x1a\x1b.practicum.v1.AdmitResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,37 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENREQUEST']._serialized_start=647
   _globals['_OPENREQUEST']._serialized_end=801
   _globals['_OPENRESPONSE']._serialized_start=803
-  _globals['_OPENRESPONSE']._serialized_end=854
-  _globals['_CALLTOOLREQUEST']._serialized_start=856
-  _globals['_CALLTOOLREQUEST']._serialized_end=948
-  _globals['_CALLTOOLRESPONSE']._serialized_start=950
-  _globals['_CALLTOOLRESPONSE']._serialized_end=1060
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1062
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1099
-  _globals['_WORKSPACEDIFF']._serialized_start=1101
-  _globals['_WORKSPACEDIFF']._serialized_end=1196
-  _globals['_CLOSEREQUEST']._serialized_start=1198
-  _globals['_CLOSEREQUEST']._serialized_end=1232
-  _globals['_CLOSERESPONSE']._serialized_start=1234
-  _globals['_CLOSERESPONSE']._serialized_end=1249
-  _globals['_GRADEREQUEST']._serialized_start=1252
-  _globals['_GRADEREQUEST']._serialized_end=1393
-  _globals['_GRADERESPONSE']._serialized_start=1395
-  _globals['_GRADERESPONSE']._serialized_end=1486
-  _globals['_ADMITREQUEST']._serialized_start=1488
-  _globals['_ADMITREQUEST']._serialized_end=1588
-  _globals['_ADMISSIONCHECK']._serialized_start=1590
-  _globals['_ADMISSIONCHECK']._serialized_end=1648
-  _globals['_ADMITRESPONSE']._serialized_start=1650
-  _globals['_ADMITRESPONSE']._serialized_end=1729
-  _globals['_LISTTOOLSREQUEST']._serialized_start=1731
-  _globals['_LISTTOOLSREQUEST']._serialized_end=1749
-  _globals['_TOOLSPEC']._serialized_start=1751
-  _globals['_TOOLSPEC']._serialized_end=1821
-  _globals['_LISTTOOLSRESPONSE']._serialized_start=1823
-  _globals['_LISTTOOLSRESPONSE']._serialized_end=1881
-  _globals['_SANDBOXSERVICE']._serialized_start=1884
-  _globals['_SANDBOXSERVICE']._serialized_end=2254
-  _globals['_GRADINGSERVICE']._serialized_start=2257
-  _globals['_GRADINGSERVICE']._serialized_end=2405
+  _globals['_OPENRESPONSE']._serialized_end=871
+  _globals['_CALLTOOLREQUEST']._serialized_start=873
+  _globals['_CALLTOOLREQUEST']._serialized_end=965
+  _globals['_CALLTOOLRESPONSE']._serialized_start=967
+  _globals['_CALLTOOLRESPONSE']._serialized_end=1077
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1079
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1116
+  _globals['_WORKSPACEDIFF']._serialized_start=1118
+  _globals['_WORKSPACEDIFF']._serialized_end=1213
+  _globals['_CLOSEREQUEST']._serialized_start=1215
+  _globals['_CLOSEREQUEST']._serialized_end=1249
+  _globals['_CLOSERESPONSE']._serialized_start=1251
+  _globals['_CLOSERESPONSE']._serialized_end=1266
+  _globals['_GRADEREQUEST']._serialized_start=1269
+  _globals['_GRADEREQUEST']._serialized_end=1410
+  _globals['_GRADERESPONSE']._serialized_start=1412
+  _globals['_GRADERESPONSE']._serialized_end=1503
+  _globals['_ADMITREQUEST']._serialized_start=1505
+  _globals['_ADMITREQUEST']._serialized_end=1605
+  _globals['_ADMISSIONCHECK']._serialized_start=1607
+  _globals['_ADMISSIONCHECK']._serialized_end=1665
+  _globals['_ADMITRESPONSE']._serialized_start=1667
+  _globals['_ADMITRESPONSE']._serialized_end=1746
+  _globals['_LISTTOOLSREQUEST']._serialized_start=1748
+  _globals['_LISTTOOLSREQUEST']._serialized_end=1766
+  _globals['_TOOLSPEC']._serialized_start=1768
+  _globals['_TOOLSPEC']._serialized_end=1838
+  _globals['_LISTTOOLSRESPONSE']._serialized_start=1840
+  _globals['_LISTTOOLSRESPONSE']._serialized_end=1898
+  _globals['_SANDBOXSERVICE']._serialized_start=1901
+  _globals['_SANDBOXSERVICE']._serialized_end=2271
+  _globals['_GRADINGSERVICE']._serialized_start=2274
+  _globals['_GRADINGSERVICE']._serialized_end=2422
 # @@protoc_insertion_point(module_scope)

@@ -82,12 +82,14 @@ class OpenRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., task_id: _Optional[str] = ..., workspace: _Optional[_Union[Workspace, _Mapping]] = ..., tools: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[SandboxLimits, _Mapping]] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("session_id", "backend")
+    __slots__ = ("session_id", "backend", "address")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     backend: str
-    def __init__(self, session_id: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, session_id: _Optional[str] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class CallToolRequest(_message.Message):
     __slots__ = ("session_id", "call_id", "name", "arguments_json")

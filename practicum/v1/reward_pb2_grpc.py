@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class SandboxServiceStub:
-    """One sandbox per episode.
+    """One sandbox per episode. A session lives in one replica: any may open it, its calls go to the address of the
+    answer.
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class SandboxServiceStub:
 
 
 class SandboxServiceServicer:
-    """One sandbox per episode.
+    """One sandbox per episode. A session lives in one replica: any may open it, its calls go to the address of the
+    answer.
     """
 
     def Open(self, request, context):
@@ -138,7 +140,8 @@ def add_SandboxServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SandboxService:
-    """One sandbox per episode.
+    """One sandbox per episode. A session lives in one replica: any may open it, its calls go to the address of the
+    answer.
     """
 
     @staticmethod

@@ -83,7 +83,7 @@ async def serve(settings: RewardSettings) -> None:
         [
             partial(
                 reward_pb2_grpc.add_SandboxServiceServicer_to_server,
-                SandboxServicer(sessions, defaults, sandbox.name, metrics),
+                SandboxServicer(sessions, defaults, sandbox.name, metrics, settings.advertised),
             ),
             partial(reward_pb2_grpc.add_GradingServiceServicer_to_server, GradingServicer(grading, defaults)),
         ],

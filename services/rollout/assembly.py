@@ -7,7 +7,7 @@
 No part refers back to this module. It makes no connection and reads no environment: `main` does.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -25,32 +25,37 @@ from practicum.service import Worker
 from practicum.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout.chat import ChatTemplate
 from services.rollout.engine.keeper import EngineKeeper
-from services.rollout.engine.pool import EnginePool, Serving
+from services.rollout.engine.labels import LabelBook
+from services.rollout.engine.pool import Engine, EnginePool
 from services.rollout.engine.weights import WeightPublisher
 from services.rollout.metrics import EngineCollector, Metrics
 from services.rollout.rest.episodes import episode_router
 from services.rollout.rest.suites import suite_router
 from services.rollout.rest.work import demonstration_router, engine_router, evaluation_router
-from services.rollout.rpc.sandboxes import Admissions, RemoteSandboxes, ToolCatalogue
+from services.rollout.rpc.sandboxes import Admissions, Dial, RemoteSandboxes, ToolCatalogue
 from services.rollout.rpc.servicer import RolloutServicer
 from services.rollout.scheduler.admission import Admitter
 from services.rollout.scheduler.capacity import Capacity
+from services.rollout.scheduler.claiming import Claimer
 from services.rollout.scheduler.demonstrations import DemonstrationPlayer
 from services.rollout.scheduler.evaluations import EvaluationPlayer
 from services.rollout.scheduler.follower import RunFollower
 from services.rollout.scheduler.grades import GradeTaker
 from services.rollout.scheduler.healing import WeightHealer
 from services.rollout.scheduler.jobs import JobMaker
+from services.rollout.scheduler.membership import Membership
 from services.rollout.scheduler.reconciler import Reconciler
 from services.rollout.scheduler.runner import EpisodeRunner, Retry
 from services.rollout.scheduler.runs import Trainer
 from services.rollout.scheduler.selection import TaskShelf
 from services.rollout.settings import RolloutSettings
+from services.rollout.store.claims import ClaimStore
 from services.rollout.store.demonstrations import DemonstrationStore
 from services.rollout.store.episodes import EpisodeStore
 from services.rollout.store.evaluations import EvaluationStore
-from services.rollout.store.serving import ServingStore
+from services.rollout.store.replicas import ReplicaStore
 from services.rollout.store.suites import SuiteStore
+from services.rollout.store.weights import WeightStore
 
 DESCRIPTION = "Turns tasks into trajectories: suites, episodes, evaluations, demonstrations and engines."
 
@@ -62,15 +67,15 @@ class Seams:
     database: AsyncEngine
     queue: Queue
     reward: grpc.aio.Channel
+    dial: Dial  # a channel to one replica of the reward service
     trainer: Trainer
-    pool: EnginePool
-    stored: Serving | None  # what was served when the service last ran; None = it never served
+    engines: Sequence[Engine]
     chat: ChatTemplate
     context_length: int
     clock: Clock
     random: Random
     new_id: Callable[[str], str]
-    consumer: str  # this process's name in consumer groups; the same after a restart
+    route_wait_s: float = 120.0  # how long a request waits for an engine that may be used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,8 @@ class Service:
     workers: Mapping[str, Worker]
     follower: RunFollower
     reconciler: Reconciler
+    pool: EnginePool
+    membership: Membership  # to be kept for as long as anything here runs
     close: Callable[[], Awaitable[None]]  # after the last call and worker, before any connection is closed
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -93,26 +100,42 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     """Every part, joined: one long list, so that who gets what is read in one place."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    registry.register(EngineCollector(seams.pool))
-    clock, queue, pool, chat = seams.clock, seams.queue, seams.pool, seams.chat
+    clock, queue, chat = seams.clock, seams.queue, seams.chat
+    instance = settings.rollout_instance
 
+    records = WeightStore(seams.database)
+    labels = LabelBook(records.find, clock=clock)
+    pool = EnginePool(seams.engines, labels=labels, clock=clock, route_wait_s=seams.route_wait_s)
+    registry.register(EngineCollector(pool))
     suites = SuiteStore(seams.database)
-    episodes = EpisodeStore(seams.database)
+    episodes = EpisodeStore(seams.database, instance)
+    claims = ClaimStore(seams.database, instance)
     evaluations = EvaluationStore(seams.database)
     demonstrations = DemonstrationStore(seams.database)
     shelf = TaskShelf(suites)
 
     catalogue = ToolCatalogue(seams.reward, clock=clock)
+    membership = Membership(
+        ReplicaStore(seams.database),
+        instance=instance,
+        life=seams.new_id("life"),
+        clock=clock,
+        interval_s=settings.beat_interval_s,
+        lost_after_s=settings.lost_after_s,
+    )
     capacity = Capacity(settings.max_episodes)
+    sandboxes = RemoteSandboxes(
+        seams.reward,
+        dial=seams.dial,
+        clock=clock,
+        call_deadline_s=settings.tool_timeout_s,
+        session_wall_s=settings.attempt_deadline_s,
+    )
     runner = EpisodeRunner(
         store=episodes,
+        claims=claims,
         queue=queue,
-        sandboxes=RemoteSandboxes(
-            seams.reward,
-            clock=clock,
-            call_deadline_s=settings.tool_timeout_s,
-            session_wall_s=settings.attempt_deadline_s,
-        ),
+        sandboxes=sandboxes,
         catalogue=catalogue,
         chat=chat,
         clock=clock,
@@ -120,8 +143,14 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         retry=Retry(max_failures=settings.max_failures, attempt_deadline_s=settings.attempt_deadline_s),
         metrics=metrics,
     )
+    claimer = Claimer(store=claims, capacity=capacity, runner=runner, membership=membership, clock=clock)
     publisher = WeightPublisher(
-        pool, clock=clock, save=ServingStore(seams.database).save, on_takeover=runner.interrupt_run
+        pool,
+        records=records,
+        instance=instance,
+        clock=clock,
+        is_first=lambda: membership.came_first,
+        on_takeover=runner.interrupt_run,
     )
     jobs = JobMaker(
         pool=pool,
@@ -142,6 +171,9 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         ),
         suites=suites,
         episodes=episodes,
+        claims=claims,
+        membership=membership,
+        publisher=publisher,
         shelf=shelf,
         runner=runner,
         jobs=jobs,
@@ -154,24 +186,25 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     evaluation_player = EvaluationPlayer(
         store=evaluations,
         suites=suites,
-        episodes=episodes,
         shelf=shelf,
         pool=pool,
         runner=runner,
         jobs=jobs,
         capacity=capacity,
+        claimer=claimer,
         metrics=metrics,
         clock=clock,
         new_id=seams.new_id,
     )
     demonstration_player = DemonstrationPlayer(
         store=demonstrations,
-        suites=suites,
         episodes=episodes,
+        suites=suites,
         shelf=shelf,
         runner=runner,
         jobs=jobs,
         capacity=capacity,
+        claimer=claimer,
         metrics=metrics,
         clock=clock,
     )
@@ -180,27 +213,26 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         admissions=Admissions(seams.reward),
         metrics=metrics,
         clock=clock,
+        instance=instance,
         num_at_once=settings.admissions_at_once,
     )
-    grades = GradeTaker(queue=queue, store=episodes, metrics=metrics, clock=clock, consumer=seams.consumer)
+    grades = GradeTaker(queue=queue, store=episodes, metrics=metrics, clock=clock, consumer=instance)
     reconciler = Reconciler(
         store=episodes,
         shelf=shelf,
         queue=queue,
         runner=runner,
         follower=follower,
+        membership=membership,
         chat=chat,
         metrics=metrics,
         clock=clock,
         overdue_after_s=settings.regrade_after_s,
         stalled_after_s=settings.stalled_after_s,
     )
-    keeper = EngineKeeper(pool, publisher, stored=seams.stored)
-
-    async def close() -> None:
-        await runner.flush_sent()  # what ended after the reconciler's last round
-        await publisher.close()
-
+    membership.on_change.append(follower.look_for_unowned)
+    membership.on_lost.append(runner.interrupt_all)
+    keeper = EngineKeeper(pool, publisher)
     app = create_app(
         title="Practicum rollout service",
         description=DESCRIPTION,
@@ -221,9 +253,16 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
             ),
             engine_router(pool=pool),
         ],
-        readiness=_readiness(seams, catalogue),
+        readiness=_readiness(seams, pool, catalogue),
         registry=registry,
     )
+
+    async def close() -> None:
+        await runner.flush_sent()  # what ended after the reconciler's last round
+        await publisher.close()
+        await membership.leave()
+        await sandboxes.close()
+
     return Service(
         app=app,
         servicer=RolloutServicer(
@@ -241,16 +280,20 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         },
         follower=follower,
         reconciler=reconciler,
+        membership=membership,
+        pool=pool,
         close=close,
     )
 
 
-def _readiness(seams: Seams, catalogue: ToolCatalogue) -> Mapping[str, Callable[[], Awaitable[None]]]:
+def _readiness(
+    seams: Seams, pool: EnginePool, catalogue: ToolCatalogue
+) -> Mapping[str, Callable[[], Awaitable[None]]]:
     async def database() -> None:
         await db.check(seams.database)
 
     async def engines() -> None:
-        if not any(engine.is_routable for engine in seams.pool.engines):
+        if not any(engine.is_routable for engine in pool.engines):
             raise EngineError("no engine can be used")
 
     async def reward() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -21,11 +22,10 @@ from practicum.telemetry.logs import get_logger
 from services.rollout.assembly import Seams, assemble
 from services.rollout.chat import ChatTemplate
 from services.rollout.engine.client import EngineClient
-from services.rollout.engine.pool import Engine, EnginePool
+from services.rollout.engine.pool import Engine
 from services.rollout.engine.transport import EngineTransport
 from services.rollout.rpc.trainer import RemoteTrainer
 from services.rollout.settings import RolloutSettings
-from services.rollout.store.serving import ServingStore
 
 MIGRATIONS = str(Path(__file__).parent / "store" / "migrations")
 
@@ -53,22 +53,20 @@ async def serve(settings: RolloutSettings) -> None:
     reward = connect(settings.reward_rpc, token=token)
     trainer = connect(settings.trainer_rpc, token=token)
     http = httpx.AsyncClient(mounts={"http://": EngineTransport()}, trust_env=False)
-    pool = make_pool(settings, http, chat, context_length, clock)
     service = assemble(
         settings,
         Seams(
             database=database,
             queue=queue,
             reward=reward,
+            dial=partial(connect, token=token),
             trainer=RemoteTrainer(trainer),
-            pool=pool,
-            stored=await ServingStore(database).load(),
+            engines=make_engines(settings, http, chat, context_length, clock),
             chat=chat,
             context_length=context_length,
             clock=clock,
             random=Random(),
             new_id=new_id,
-            consumer="rollout-1",
         ),
     )
     rpc = await start_server(
@@ -77,27 +75,28 @@ async def serve(settings: RolloutSettings) -> None:
         address=f"{settings.rpc_host}:{settings.rpc_port}",
         token=token,
     )
-    await run_service(
-        name="rollout",
-        app=service.app,
-        host=settings.rest_host,
-        port=settings.rest_port,
-        rpc=rpc,
-        workers=service.workers,
-        drain_timeout_s=settings.drain_timeout_s,
-        close=[service.close, http.aclose, reward.close, trainer.close, queue.close, database.dispose],
-    )
+    async with service.membership.kept():
+        await run_service(
+            name="rollout",
+            app=service.app,
+            host=settings.rest_host,
+            port=settings.rest_port,
+            rpc=rpc,
+            workers=service.workers,
+            drain_timeout_s=settings.drain_timeout_s,
+            close=[service.close, http.aclose, reward.close, trainer.close, queue.close, database.dispose],
+        )
 
 
-def make_pool(
+def make_engines(
     settings: RolloutSettings,
     http: httpx.AsyncClient,
     chat: ChatTemplate,
     context_length: int,
     clock: SystemClock,
-) -> EnginePool:
+) -> list[Engine]:
     """One engine a URL, named by its place in the list."""
-    engines = [
+    return [
         Engine(
             EngineClient(
                 http,
@@ -111,7 +110,6 @@ def make_pool(
         )
         for index, url in enumerate(settings.engine_urls.split(","))
     ]
-    return EnginePool(engines, clock=clock)
 
 
 def context_length_of(folder: Path) -> int:

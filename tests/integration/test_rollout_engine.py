@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from practicum.clock import SystemClock
+from practicum.db.engine import create_engine
 from practicum.trajectory import SamplingParams
 from services.rollout.engine.client import EngineClient
 from services.rollout.engine.keeper import EngineKeeper
-from services.rollout.engine.pool import Engine, EnginePool, Serving
+from services.rollout.engine.labels import LabelBook
+from services.rollout.engine.pool import Engine, EnginePool
 from services.rollout.engine.transport import EngineTransport
 from services.rollout.engine.weights import Probe, Publication, WeightPublisher
 from services.rollout.episode.policy import EnginePolicy
+from services.rollout.store.weights import WeightStore
 from tests.fixtures.engine_models import (
     EOS_ID,
     VOCAB_SIZE,
@@ -28,6 +31,7 @@ from tests.fixtures.engine_models import (
 )
 from tests.fixtures.engine_server import cpu_engine
 from tests.fixtures.rollout import until
+from tests.fixtures.rollout_store import migrated
 
 TOLERANCE = 1e-3
 
@@ -41,22 +45,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @asynccontextmanager
-async def served(url: str) -> AsyncIterator[tuple[EnginePool, WeightPublisher]]:
+async def served(url: str, folder: Path) -> AsyncIterator[tuple[EnginePool, WeightPublisher]]:
+    database = create_engine(migrated(folder))
+    records = WeightStore(database)
     clock = SystemClock()
     async with httpx.AsyncClient(transport=EngineTransport()) as http:
         client = EngineClient(
             http, engine_id="engine-0", base_url=url, vocab_size=VOCAB_SIZE, context_length=2048
         )
-        pool = EnginePool([Engine(client, num_slots=16, clock=clock)], clock=clock)
-
-        async def save(serving: Serving) -> None:
-            return None
-
-        publisher = WeightPublisher(pool, clock=clock, save=save)
-        keeper = EngineKeeper(pool, publisher, stored=None)
+        labels = LabelBook(records.find, clock=clock)
+        pool = EnginePool([Engine(client, num_slots=16, clock=clock)], labels=labels, clock=clock)
+        publisher = WeightPublisher(pool, records=records, instance="rollout-1", clock=clock)
+        keeper = EngineKeeper(pool, publisher)
         for _ in range(2):
             await keeper.probe(pool.engines[0])
         yield pool, publisher
+    await database.dispose()
 
 
 def probe_of(folder: Path, ids: list[int]) -> Probe:
@@ -66,14 +70,15 @@ def probe_of(folder: Path, ids: list[int]) -> Probe:
 
 
 async def test_publish_when_engines_are_real_is_proven_by_logprobs_and_undone_when_wrong(
-    folders: tuple[Path, Path],
+    folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     base, other = folders
     prompt = np.arange(10, 40, dtype=np.int32)
     with cpu_engine(base) as (url, _):
-        async with served(url) as (pool, publisher):
+        async with served(url, tmp_path) as (pool, publisher):
             policy = EnginePolicy(
                 pool,
+                run_id="",
                 affinity="g",
                 sampling=SamplingParams(temperature=0.7),
                 stop_token_ids=(EOS_ID,),

@@ -17,12 +17,18 @@ class SandboxServicer(reward_pb2_grpc.SandboxServiceServicer):
     """See proto/practicum/v1/reward.proto."""
 
     def __init__(
-        self, sessions: SessionRegistry, defaults: SandboxLimits, backend: str, metrics: RewardMetrics
+        self,
+        sessions: SessionRegistry,
+        defaults: SandboxLimits,
+        backend: str,
+        metrics: RewardMetrics,
+        advertised: str = "",
     ) -> None:
         self._sessions = sessions
         self._defaults = defaults
         self._backend = backend
         self._metrics = metrics
+        self._advertised = advertised
 
     async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
         """Lays out a workspace in a new sandbox."""
@@ -38,7 +44,7 @@ class SandboxServicer(reward_pb2_grpc.SandboxServiceServicer):
             limits=limits_from(request.limits, self._defaults),
         )
         await self._sessions.open(request.session_id, spec)
-        return pb.OpenResponse(session_id=request.session_id, backend=self._backend)
+        return pb.OpenResponse(session_id=request.session_id, backend=self._backend, address=self._advertised)
 
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:
         """Runs one tool call."""

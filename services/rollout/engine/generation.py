@@ -1,9 +1,9 @@
 """What an engine call gives back, and the names of weights on an engine.
 
-An engine names its weights by a text label. Labels that this service sets are the version in decimal
-("7"), or "7.1", "7.2" where an earlier publication of version 7 was taken back: tokens made by refused
-weights can then never be mistaken for tokens made by the good ones. An engine that nobody updated calls
-its weights "default", which is the base model, version 0.
+An engine names its weights by a text label. Labels that this service sets are the version in decimal and
+the number of the load, "7.31": no label is used twice, so tokens made by weights that were refused can never
+be mistaken for tokens made by good ones. An engine that nobody updated calls its weights "default", which is
+the base model, version 0.
 """
 
 from dataclasses import dataclass

@@ -1,15 +1,16 @@
 """The engines that may be used now, and which one takes a request.
 
 Owns routing (a session or group stays at one engine, so that its prefix cache is used), the bound on
-requests at one engine, and the record of what is served. Never changes weights (see `weights`) or health
-(see `keeper`). Invariants: an engine outside routing gets no new request; a generation that holds a token
-of refused weights is an error, never data; `serving` moves only after the weights are in place.
+requests at one engine, and this replica's copy of what is served. Never changes weights (see `weights`) or
+health (see `keeper`). Invariants: an engine outside routing gets no new request; a generation is data only
+where every load that sampled it is proven, and of the run that it is for; `serving` moves only after the
+weights are in place.
 """
 
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from practicum.clock import Clock
 from practicum.errors import EngineError
@@ -18,24 +19,15 @@ from practicum.trajectory import Ids, SamplingParams
 from services.rollout.engine.client import EngineClient, EngineUnreachable
 from services.rollout.engine.generation import Generation, version_of
 from services.rollout.engine.health import HealthGate
+from services.rollout.engine.labels import LabelBook
 from services.rollout.engine.meter import SlotMeter, Usage
+from services.rollout.engine.records import Load, LoadState, Serving
 
 log = get_logger("rollout.engine")
 
 _MAX_AFFINITIES = 4096
 _ABORT_DEADLINE_S = 2.0
 _MAX_SENDS = 4  # times a request is sent where each engine it came to was gone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """One set of weights and where it lies."""
-
-    run_id: str  # empty for the model the engines started with
-    weight_version: int
-    label: str
-    path: str
-    manifest_sha256: str = ""
 
 
 class Engine:
@@ -52,8 +44,9 @@ class Engine:
         self.label = ""  # its name for the weights it is known to hold; empty until asked
         self.held: Serving | None = None  # those weights; None = not ones that this service served
         self.needs_reload = False
-        self.recent_labels: deque[str] = deque(maxlen=4)
-        self.refused_labels: set[str] = set()
+        # The last changes of its weights: (label, run) where it came with what was served, None for a load.
+        # So a generation that began before a load is known by the old name, one of long after is not.
+        self.startups: deque[tuple[str, str] | None] = deque(maxlen=4)
 
     @property
     def engine_id(self) -> str:
@@ -75,18 +68,33 @@ class Engine:
         """Requests at it or waiting for it, a slot."""
         return (self.meter.num_in_flight + self.num_waiting) / self.num_slots
 
-    def holds(self, label: str, held: Serving | None = None) -> None:
-        """Record what it serves from now on; `label` is not `held.label` where it refused that name."""
+    @property
+    def url(self) -> str:
+        """Its address, by which the replicas know it."""
+        return self.client.base_url
+
+    def holds(self, label: str, held: Serving) -> None:
+        """Record what was loaded on it."""
         self.label = label
         self.held = held
-        self.recent_labels.append(label)
+        self.startups.append(None)
+
+    def keeps(self, label: str, held: Serving) -> None:
+        """Record that what it started with is what is served."""
+        self.label = label
+        self.held = held
+        if (label, held.run_id) not in self.startups:
+            self.startups.append((label, held.run_id))
 
 
 class EnginePool:
     """Every engine of the service."""
 
-    def __init__(self, engines: Sequence[Engine], *, clock: Clock, route_wait_s: float = 120.0) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], *, labels: LabelBook, clock: Clock, route_wait_s: float = 120.0
+    ) -> None:
         self.engines = tuple(engines)
+        self.labels = labels
         self.serving: Serving | None = None  # None = no engine has been reached yet
         self._clock = clock
         self._route_wait_s = route_wait_s
@@ -116,9 +124,11 @@ class EnginePool:
         sampling: SamplingParams,
         stop_token_ids: Sequence[int],
         timeout_s: float,
+        run_id: str = "",
     ) -> Generation:
         """Sample one turn at the engine of `affinity`. Raises `EngineError`, or `InvalidInput` for bad ids.
 
+        With a `run_id`, weights of another run are an error: versions of two runs have the same numbers.
         `timeout_s` counts from the moment a slot is free; a request that is cancelled or late is aborted
         at the engine, so that it does not go on there for nobody. An engine that turns out to be gone leaves
         routing, and the request goes to another, or waits for one.
@@ -138,7 +148,8 @@ class EnginePool:
                 engine.gate.close()
                 if num_sends == _MAX_SENDS:
                     raise
-        self._check_labels(engine, generation)
+        for label in generation.labels:
+            await self._check_label(engine, label, run_id)
         return replace(
             generation,
             generation_s=self._clock.monotonic() - started_at_s,
@@ -230,11 +241,20 @@ class EnginePool:
             self._affinity.popitem(last=False)
         return chosen
 
-    def _check_labels(self, engine: Engine, generation: Generation) -> None:
-        if refused := engine.refused_labels & set(generation.labels):
-            raise EngineError(f"{engine.engine_id} sampled with refused weights {sorted(refused)}")
-        if generation.labels and generation.labels[-1] not in engine.recent_labels:
-            engine.needs_reload = True  # it restarted: its weights are not those this service put there
-            raise EngineError(
-                f"{engine.engine_id} serves {generation.labels[-1]!r} where {engine.label!r} was loaded"
-            )
+    async def _check_label(self, engine: Engine, label: str, run_id: str) -> None:
+        if not self.labels.knows(label):
+            owners = [startup[1] for startup in engine.startups if startup and startup[0] == label]
+            if owners and (not run_id or run_id in owners):
+                return
+        load = await self.labels.verdict(label)
+        if load is None or load.engine_url != engine.url:
+            engine.needs_reload = True  # it restarted: its weights are not those that were put there
+            raise EngineError(f"{engine.engine_id} serves {label!r} where {engine.label!r} was loaded")
+        if load.state is not LoadState.PROVEN:
+            raise EngineError(f"{engine.engine_id} sampled with {load.state} weights {label!r}")
+        if run_id and load.weights.run_id != run_id:
+            raise EngineError(f"{engine.engine_id} sampled with weights of {_whose(load)}")
+
+
+def _whose(load: Load) -> str:
+    return f"run {load.weights.run_id}" if load.weights.run_id else "no run"

@@ -33,12 +33,14 @@ class EnginePolicy:
         self,
         pool: EnginePool,
         *,
+        run_id: str,
         affinity: str,
         sampling: SamplingParams,
         stop_token_ids: Sequence[int],
         timeout_s: float,
     ) -> None:
         self._pool = pool
+        self._run_id = run_id
         self._affinity = affinity
         self._sampling = sampling
         self._stop_token_ids = tuple(stop_token_ids)
@@ -52,6 +54,7 @@ class EnginePolicy:
             part = await self._pool.generate(
                 np.concatenate([prompt_ids_T, *(done.token_ids_T for done in parts)]),
                 request_id=f"{request_id}{len(parts)}/",
+                run_id=self._run_id,
                 affinity=self._affinity,
                 sampling=replace(self._sampling, max_new_tokens=num_left),
                 stop_token_ids=self._stop_token_ids,

@@ -574,7 +574,10 @@ class EpisodeView(ApiModel):
     demonstration_id: str | None = Field(
         description="Its set of demonstrations; null where it belongs to none."
     )
-    attempt: int = Field(description="The number of its last attempt, from 1.")
+    owner: str | None = Field(
+        description="The replica that plays it, or ended it; null while none does. One that is gone frees it."
+    )
+    attempt: int = Field(description="The number of its last attempt, from 1; 0 where none was begun.")
     state: str = Field(description="running, grading, graded, recorded, infra_failed or cancelled.")
     outcome: str | None = Field(
         description="completed, truncated, timed_out, cancelled, infra_failed or tampered; null before."

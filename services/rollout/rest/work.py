@@ -115,7 +115,7 @@ def demonstration_router(
     async def create(body: DemonstrationsRequest, idempotency_key: IdempotencyKey = None) -> Response:
         """They are played in real sandboxes and sent to the run's trainer as they end, without a grade."""
         key = check_key(idempotency_key)
-        player.check_room()
+        await player.check_room()
         try:
             state = await trainer.state_of(body.run_id)
         except NotFound as error:
@@ -148,9 +148,7 @@ def demonstration_router(
                 now=demonstration.created_at,
             ),
         )
-        stored = DemonstrationsCreated.model_validate_json(answer)
-        if stored.demonstration_id == demonstration.demonstration_id:
-            await player.begin(demonstration.demonstration_id)
+        player.look_now()
         return Response(answer, status_code=202, media_type="application/json")
 
     @router.get(
@@ -187,7 +185,10 @@ def engine_router(*, pool: EnginePool) -> APIRouter:
         summary="Every engine, what it serves and how busy it is",
     )
     async def list_engines() -> EnginesView:
-        """Utilisation counts from the service's start; take the difference of two readings for a span."""
+        """What the replica that answers sees of them: its own requests alone are counted.
+
+        Utilisation counts from the replica's start; take the difference of two readings for a span.
+        """
         serving = pool.serving
         return EnginesView(
             run_id=serving.run_id if serving else "",

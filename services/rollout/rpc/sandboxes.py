@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ log: structlog.stdlib.BoundLogger = get_logger("rollout.sandboxes")
 
 T = TypeVar("T")
 
+Dial = Callable[[str], grpc.aio.Channel]
+
 _OPEN_DEADLINE_S = 30.0
 _CLOSE_DEADLINE_S = 10.0
 _LIST_DEADLINE_S = 10.0
 _AWAY_WAIT_S = 0.5
+_MAX_REPLICAS = 16  # addresses that are remembered although no session is there
 PATIENCE_S = 120.0  # how long a full or absent reward service is waited for
 
 
@@ -36,20 +40,23 @@ class RemoteSandboxes:
     """The `Sandboxes` of episodes, at the reward service.
 
     A service without a free slot, or one that restarts, is waited for, up to `patience_s`: that is
-    back-pressure, no failure. `session_wall_s` is how long the longest attempt may last: the policy's own
-    wall time is counted by the episode loop, without its waits, which a sandbox cannot tell apart.
+    back-pressure, no failure. A session's calls go to the replica that opened it. `session_wall_s` is how
+    long the longest attempt may last: the policy's own wall time is counted by the episode loop, without its
+    waits, which a sandbox cannot tell apart.
     """
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
         *,
+        dial: Dial,
         clock: Clock,
         call_deadline_s: float,
         session_wall_s: float,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._stub = SandboxServiceStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        self._replicas = _Replicas(dial)
         self._clock = clock
         self._call_deadline_s = call_deadline_s
         self._session_wall_s = session_wall_s
@@ -68,26 +75,77 @@ class RemoteSandboxes:
         )
         request.limits.session_wall_s = self._session_wall_s
         try:
-            await _awaited(
+            opened = await _awaited(
                 lambda: call(self._stub.Open, request, timeout_s=_OPEN_DEADLINE_S),
                 self._clock,
                 self._patience_s,
             )
         except asyncio.CancelledError:
-            await self._close(session_id)  # it may have been made all the same
+            # It may have been made all the same; where there are several replicas, its idle time ends it.
+            await self._close(self._stub, session_id)
             raise
-        try:
-            yield _RemoteSandbox(self._stub, session_id, self._call_deadline_s)
-        finally:
-            await self._close(session_id)
+        async with self._replicas.at(opened.address, self._stub) as stub:
+            try:
+                yield _RemoteSandbox(stub, session_id, self._call_deadline_s)
+            finally:
+                await self._close(stub, session_id)
 
-    async def _close(self, session_id: str) -> None:
+    async def close(self) -> None:
+        """Close the channels that it made."""
+        await self._replicas.close()
+
+    async def _close(self, stub: SandboxServiceStub, session_id: str) -> None:
         # The reward service ends sessions by their wall time too, so a lost close leaks nothing for long.
         try:
             request = pb.CloseRequest(session_id=session_id)
-            await call(self._stub.Close, request, timeout_s=_CLOSE_DEADLINE_S)
+            await call(stub.Close, request, timeout_s=_CLOSE_DEADLINE_S)
         except PracticumError as error:
             log.warning("sandbox.close_failed", session_id=session_id, error=str(error))
+
+
+@dataclass(slots=True)
+class _Replica:
+    """A channel to one replica."""
+
+    channel: grpc.aio.Channel
+    stub: SandboxServiceStub
+    num_sessions: int = 0
+
+
+class _Replicas:
+    """Channels by address: kept while a session is there, and for a few addresses after."""
+
+    def __init__(self, dial: Dial) -> None:
+        self._dial = dial
+        self._known: OrderedDict[str, _Replica] = OrderedDict()
+
+    @asynccontextmanager
+    async def at(self, address: str, opener: SandboxServiceStub) -> AsyncIterator[SandboxServiceStub]:
+        """The stub for sessions at an address; that of their opener where it has none."""
+        if not address:
+            yield opener
+            return
+        if address not in self._known:
+            channel = self._dial(address)
+            stub = SandboxServiceStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            self._known[address] = _Replica(channel=channel, stub=stub)
+        self._known.move_to_end(address)
+        replica = self._known[address]
+        replica.num_sessions += 1
+        try:
+            yield replica.stub
+        finally:
+            replica.num_sessions -= 1
+            await self._forget_idle()
+
+    async def _forget_idle(self) -> None:
+        idle = [address for address, replica in self._known.items() if not replica.num_sessions]
+        for address in idle[: max(0, len(self._known) - _MAX_REPLICAS)]:
+            await self._known.pop(address).channel.close()
+
+    async def close(self) -> None:
+        while self._known:
+            await self._known.popitem()[1].channel.close()
 
 
 class _RemoteSandbox:

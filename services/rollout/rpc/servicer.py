@@ -92,6 +92,7 @@ class RolloutServicer(RolloutServiceServicer):
 
     async def _refuse_takeover(self, run_id: str) -> None:
         """Two running runs cannot share the engines: each would sample from the other's weights."""
+        await self._publisher.refresh()  # another replica may have served a run since
         serving = self._pool.serving
         if serving is None or serving.run_id in ("", run_id) or not self._follower.follows(serving.run_id):
             return

@@ -9,6 +9,9 @@ a suite is ready only when every task has its verdict, so a task that is put off
 suite for ever. The waits spread the tries over some minutes, so that a short fault costs no task. Where the
 service is away, full or refuses us, that says nothing about the task: it is not charged, and waits. Tries
 are kept in memory alone: a restart gives every waiting task its whole budget again.
+
+A replica claims a task before it has it checked, and keeps it until its verdict, so that the tries are
+counted in one place. The tasks of a replica that is gone are free.
 """
 
 import asyncio
@@ -57,12 +60,20 @@ class Admitter:
     """The worker that gives tasks their verdict."""
 
     def __init__(
-        self, *, store: SuiteStore, admissions: Admissions, metrics: Metrics, clock: Clock, num_at_once: int
+        self,
+        *,
+        store: SuiteStore,
+        admissions: Admissions,
+        metrics: Metrics,
+        clock: Clock,
+        instance: str,
+        num_at_once: int,
     ) -> None:
         self._store = store
         self._admissions = admissions
         self._metrics = metrics
         self._clock = clock
+        self._instance = instance
         self._num_at_once = num_at_once
         self._tries: dict[str, _Tries] = {}
         self.wake = asyncio.Event()  # set when tasks were stored
@@ -87,7 +98,7 @@ class Admitter:
 
     async def round(self, stop: asyncio.Event) -> bool:
         """Ask once for every waiting task that is due, or less at `stop`; False where the service is away."""
-        due = iter(self._due(await self._store.admitting_ids()))
+        due = iter(self._due(await self._store.admitting_ids(self._instance)))
         async with asyncio.TaskGroup() as group:
             slots = [group.create_task(self._work(due)) for _ in range(self._num_at_once)]
             watch = group.create_task(_cancel_at(stop, slots))
@@ -121,8 +132,11 @@ class Admitter:
         return True
 
     async def _check(self, task_id: str) -> None:
+        task = await self._store.claim_check(task_id, self._instance)
+        if task is None:
+            return  # another replica has it checked, or gave its verdict
         try:
-            verdict = await self._admissions.admit(await self._store.get_task(task_id))
+            verdict = await self._admissions.admit(task)
         except InvalidInput as error:
             await self._reject(task_id, error.field, error.message)
         except (RpcUnavailable, Overloaded, Unauthorized) as error:

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 
 class Capacity:
@@ -24,6 +22,8 @@ class Capacity:
 
     def give_back(self, number: int) -> None:
         """Free places and let the longest waiting in."""
+        if number == 0:
+            return  # nobody is to look again for nothing
         self.num_taken -= number
         while self._waiting and self._fits(self._waiting[0][0]):
             wanted, future = self._waiting.popleft()
@@ -33,14 +33,13 @@ class Capacity:
             future.set_result(None)
         self.freed.set()
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """One place for as long as the context lasts."""
+    async def take_some(self, most: int) -> int:
+        """Wait for one place, and take as many as are free, up to `most`; their number."""
         await self._wait_for(1)
-        try:
-            yield
-        finally:
-            self.give_back(1)
+        number = 1
+        while number < most and self.try_take(1):
+            number += 1
+        return number
 
     async def _wait_for(self, number: int) -> None:
         if self.try_take(number):

@@ -1,29 +1,34 @@
 """Plays demonstrations: the episode loop with a script for a policy, in real sandboxes, without grading.
 
-A set is in SQL with its scripts before it begins, so that a restart takes it up again. Each episode goes to
-the trainer by itself: its group is the episode.
+A set is in SQL with its scripts before it begins. Every replica claims its share of the episodes, whichever
+one was asked, once their tasks have a verdict. Each episode goes to the trainer by itself: its group is the
+episode.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from practicum.clock import Clock
 from practicum.errors import Overloaded, PracticumError
 from practicum.telemetry.logs import get_logger
 from services.rollout.metrics import Metrics
 from services.rollout.scheduler.capacity import Capacity
+from services.rollout.scheduler.claiming import Claimer
 from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.jobs import JobMaker
 from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf
+from services.rollout.store.claims import Whose
 from services.rollout.store.demonstrations import DemonstrationStore, Script
-from services.rollout.store.episodes import EpisodeState, EpisodeStore, StoredEpisode
+from services.rollout.store.episodes import EpisodeStore, StoredEpisode
 from services.rollout.store.suites import SuiteStore
 from services.rollout.tasks import TaskState
 
 log = get_logger("rollout.demonstration")
 
 MAX_RUNNING = 16
-_ADMISSION_POLL_S = 0.5
+_POLL_S = 0.5
+_LOOK_S = 1.0  # for what was asked of another replica
 
 
 class DemonstrationPlayer:
@@ -33,91 +38,97 @@ class DemonstrationPlayer:
         self,
         *,
         store: DemonstrationStore,
-        suites: SuiteStore,
         episodes: EpisodeStore,
+        suites: SuiteStore,
         shelf: TaskShelf,
         runner: EpisodeRunner,
         jobs: JobMaker,
         capacity: Capacity,
+        claimer: Claimer,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._store = store
-        self._suites = suites
         self._episodes = episodes
+        self._suites = suites
         self._shelf = shelf
         self._runner = runner
         self._jobs = jobs
         self._capacity = capacity
+        self._claimer = claimer
         self._metrics = metrics
         self._clock = clock
-        self._asked: asyncio.Queue[str] = asyncio.Queue(MAX_RUNNING)
-        self._seen: set[str] = set()
+        self._wake = asyncio.Event()  # set when a set was stored
+        self._playing: set[str] = set()
 
-    def check_room(self) -> None:
+    async def check_room(self) -> None:
         """Raise `Overloaded` where no further set may be submitted now."""
-        if len(self._seen) >= MAX_RUNNING or self._asked.full():
+        if len(await self._store.running()) >= MAX_RUNNING:
             raise Overloaded(f"{MAX_RUNNING} demonstration sets are being played", retry_after_s=10)
 
-    async def begin(self, demonstration_id: str) -> None:
-        """Play a stored set soon; asking twice is no error."""
-        await self._asked.put(demonstration_id)
+    def look_now(self) -> None:
+        """Play what was stored since the last look."""
+        self._wake.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`, then let the episodes in flight end; the rest is taken up at the next start."""
-        left = await self._store.running()
+        """Work until `stop`, then let the episodes in flight end; the rest is left to whoever comes."""
         async with Crew() as crew:
-            for demonstration in left:
-                self._seen.add(demonstration.demonstration_id)
-                crew.start(self._play(demonstration.demonstration_id, is_restart=True))
             while not stop.is_set():
                 try:
-                    async with asyncio.timeout(0.5):
-                        demonstration_id = await self._asked.get()
+                    for demonstration in await self._store.running():
+                        if demonstration.demonstration_id not in self._playing:
+                            self._playing.add(demonstration.demonstration_id)
+                            crew.start(self._play(demonstration.demonstration_id, crew))
+                except Exception:
+                    log.exception("demonstrations.failed")
+                    self._metrics.errors.labels("demonstration").inc()
+                try:
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._wake.wait()
                 except TimeoutError:
                     continue
-                if demonstration_id not in self._seen:
-                    self._seen.add(demonstration_id)
-                    crew.start(self._play(demonstration_id, is_restart=False))
+                self._wake.clear()
             await crew.finish()
 
-    async def _play(self, demonstration_id: str, *, is_restart: bool) -> None:
+    async def _play(self, demonstration_id: str, crew: Crew) -> None:
+        """Until it is complete, or something breaks: then the next look takes it up, and its plays go on."""
         try:
-            scripts = await self._store.scripts(demonstration_id)
-            members = await self._episodes.unplayed(demonstration_id=demonstration_id)
-            async with asyncio.TaskGroup() as group:
-                for episode in members:
-                    script = scripts[episode.position]
-                    group.create_task(self._play_one(episode, script, is_restart))
-            if self._runner.is_draining:
-                return
-            await self._store.complete_if_done(demonstration_id, self._clock.now())
-            log.info("demonstration.completed", demonstration_id=demonstration_id, episodes=len(members))
+            await self._play_share(demonstration_id, crew)
         except Exception:
             log.exception("demonstration.failed", demonstration_id=demonstration_id)
             self._metrics.errors.labels("demonstration").inc()
         finally:
-            self._seen.discard(demonstration_id)
+            self._playing.discard(demonstration_id)
 
-    async def _play_one(self, episode: StoredEpisode, script: Script, is_restart: bool) -> None:
-        async with self._capacity.place():
+    async def _play_share(self, demonstration_id: str, crew: Crew) -> None:
+        """Claim and play until the set is complete: episodes of a replica that is gone are free later."""
+        whose = Whose(demonstration_id=demonstration_id)
+        scripts: Sequence[Script] = ()
+        while not await self._store.complete_if_done(demonstration_id, self._clock.now()):
             if self._runner.is_draining:
                 return
-            if (await self._episodes.get(episode.episode_id)).state is not EpisodeState.RUNNING:
-                return  # it was cancelled while it waited
-            if not await self._is_admitted(episode.task_id):
-                if not self._runner.is_draining:
-                    await self._drop(episode)
+            if not scripts:
+                scripts = await self._store.scripts(demonstration_id)
+            claimed = await self._claimer.take(whose)
+            for episode in claimed:
+                crew.start(self._play_one(episode, scripts[episode.position]))
+            if not claimed:
+                await self._clock.sleep(_POLL_S)
+        log.info("demonstration.completed", demonstration_id=demonstration_id)
+
+    async def _play_one(self, episode: StoredEpisode, script: Script) -> None:
+        try:
+            # Not from the shelf, which holds what never changes of a task.
+            if (await self._suites.get_task(episode.task_id)).state is TaskState.REJECTED:
+                await self._drop(episode)
                 return
             task = await self._shelf.get(episode.task_id)
-            await self._runner.play(self._jobs.scripted(episode, task, script), is_restart=is_restart)
-
-    async def _is_admitted(self, task_id: str) -> bool:
-        while (state := (await self._suites.get_task(task_id)).state) is TaskState.ADMITTING:
-            if self._runner.is_draining:
-                return False
-            await self._clock.sleep(_ADMISSION_POLL_S)
-        return state is TaskState.ADMITTED
+            await self._runner.play(self._jobs.scripted(episode, task, script))
+        except Exception:
+            log.exception("episode.not_played", episode_id=episode.episode_id)
+            self._metrics.errors.labels("demonstration").inc()
+        finally:
+            self._capacity.give_back(1)
 
     async def _drop(self, episode: StoredEpisode) -> None:
         try:

@@ -1,6 +1,7 @@
 """Plays evaluations: a drawn set of tasks, each sampled some times, graded like a run's episodes.
 
-An evaluation is in SQL with all its episodes before it begins, so that a restart takes it up again.
+An evaluation is in SQL with all its episodes before it begins. Every replica claims its share of them,
+whichever one was asked; whether it is complete is decided in SQL.
 """
 
 import asyncio
@@ -15,11 +16,13 @@ from services.rollout.engine.meter import Usage
 from services.rollout.engine.pool import EnginePool
 from services.rollout.metrics import Metrics
 from services.rollout.scheduler.capacity import Capacity
+from services.rollout.scheduler.claiming import Claimer
 from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.jobs import JobMaker, PlaySettings
 from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf, draw
-from services.rollout.store.episodes import EpisodeStore, NewEpisode, StoredEpisode
+from services.rollout.store.claims import Whose
+from services.rollout.store.episodes import NewEpisode, StoredEpisode
 from services.rollout.store.evaluations import Evaluation, EvaluationState, EvaluationStore
 from services.rollout.store.suites import Creation, SuiteStore
 from services.rollout.tasks import Split
@@ -28,6 +31,7 @@ log = get_logger("rollout.evaluation")
 
 MAX_RUNNING = 16
 _GRADE_POLL_S = 0.25
+_LOOK_S = 1.0  # for what was asked of another replica
 
 
 class EvaluationPlayer:
@@ -38,29 +42,29 @@ class EvaluationPlayer:
         *,
         store: EvaluationStore,
         suites: SuiteStore,
-        episodes: EpisodeStore,
         shelf: TaskShelf,
         pool: EnginePool,
         runner: EpisodeRunner,
         jobs: JobMaker,
         capacity: Capacity,
+        claimer: Claimer,
         metrics: Metrics,
         clock: Clock,
         new_id: Callable[[str], str],
     ) -> None:
         self._store = store
         self._suites = suites
-        self._episodes = episodes
         self._shelf = shelf
         self._pool = pool
         self._runner = runner
         self._jobs = jobs
         self._capacity = capacity
+        self._claimer = claimer
         self._metrics = metrics
         self._clock = clock
         self._new_id = new_id
-        self._asked: asyncio.Queue[tuple[Evaluation, bool]] = asyncio.Queue(MAX_RUNNING)
-        self._num_running = 0
+        self._wake = asyncio.Event()  # set when one was stored
+        self._playing: set[str] = set()
 
     async def submit(self, request: dict[str, Any], creation_of: Callable[[str], Creation]) -> str:
         """Store an evaluation and begin it soon; the answer to give, or the one its key was given before.
@@ -69,7 +73,7 @@ class EvaluationPlayer:
         `request` has suite, split, num_tasks, episodes_per_task, temperature, max_turns, max_tokens,
         max_new_tokens and seed. Raises `InvalidInput` naming the field, `Overloaded` when too many run.
         """
-        if self._num_running >= MAX_RUNNING or self._asked.full():
+        if len(await self._store.running()) >= MAX_RUNNING:
             raise Overloaded(f"{MAX_RUNNING} evaluations are running", retry_after_s=10)
         suite = await self._suites.require(request["suite"], field="suite")
         available = await self._suites.admitted_ids(suite.suite_id, Split(request["split"]))
@@ -108,72 +112,90 @@ class EvaluationPlayer:
             ]
         creation = creation_of(evaluation_id)
         answer = await self._store.create(evaluation, members, creation)
-        if answer == creation.response_json:  # else the key made another one before
-            await self._asked.put((evaluation, False))
+        self._wake.set()
         return answer
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`, then let the episodes in flight end; the rest is taken up at the next start."""
-        left = await self._store.running()
+        """Work until `stop`, then let the episodes in flight end; the rest is left to whoever comes."""
         async with Crew() as crew:
-            for evaluation in left:
-                crew.start(self._play(evaluation, is_restart=True))
             while not stop.is_set():
                 try:
-                    async with asyncio.timeout(0.5):
-                        evaluation, is_restart = await self._asked.get()
+                    for evaluation in await self._store.running():
+                        if evaluation.evaluation_id not in self._playing:
+                            self._playing.add(evaluation.evaluation_id)
+                            crew.start(self._play(evaluation, crew))
+                except Exception:
+                    log.exception("evaluations.failed")
+                    self._metrics.errors.labels("evaluation").inc()
+                try:
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._wake.wait()
                 except TimeoutError:
                     continue
-                crew.start(self._play(evaluation, is_restart=is_restart))
+                self._wake.clear()
             await crew.finish()
 
-    async def _play(self, evaluation: Evaluation, *, is_restart: bool) -> None:
-        self._num_running += 1
+    async def _play(self, evaluation: Evaluation, crew: Crew) -> None:
+        """Until it is complete, or something breaks: then the next look takes it up, and its plays go on."""
         try:
-            await self._play_all(evaluation, is_restart)
-            while not await self._store.complete_if_done(evaluation.evaluation_id, self._clock.now()):
-                if self._runner.is_draining:
-                    return
-                await self._clock.sleep(_GRADE_POLL_S)
-            log.info("evaluation.completed", evaluation_id=evaluation.evaluation_id)
+            await self._play_share(evaluation, crew)
         except Exception:
             log.exception("evaluation.failed", evaluation_id=evaluation.evaluation_id)
             self._metrics.errors.labels("evaluation").inc()
         finally:
-            self._num_running -= 1
+            self._playing.discard(evaluation.evaluation_id)
 
-    async def _play_all(self, evaluation: Evaluation, is_restart: bool) -> None:
-        members = await self._episodes.unplayed(evaluation_id=evaluation.evaluation_id)
-        if not members:
-            return
-        while self._pool.serving is None:
+    async def _play_share(self, evaluation: Evaluation, crew: Crew) -> None:
+        """Claim and play until it is complete: episodes of a replica that is gone are free later."""
+        evaluation_id, settings = evaluation.evaluation_id, _settings(evaluation)
+        live: set[str] = set()
+        before: dict[str, Usage] | None = None  # when this replica began to generate for it
+        available_s = 0.0  # while it did
+        while True:
+            if before is not None and not live:
+                busy_s, span_s = slot_seconds(before, self._pool.usage())
+                before, available_s = None, available_s + span_s
+                await self._store.add_usage(evaluation_id, busy_s=busy_s, available_s=available_s)
+            # What is live here is not done, or its usage is still to be counted.
+            if not live and await self._store.complete_if_done(evaluation_id, self._clock.now()):
+                break
             if self._runner.is_draining:
                 return
+            serving = self._pool.serving
+            claimed = [] if serving is None else await self._claimer.take(Whose(evaluation_id=evaluation_id))
+            for episode in claimed:
+                live.add(episode.episode_id)
+                crew.start(self._play_one(episode, settings, live))
+            if claimed and serving is not None:
+                if before is None:
+                    before = self._pool.usage()
+                    await self._store.set_weight_version(evaluation_id, serving.weight_version)
+                continue
             await self._clock.sleep(_GRADE_POLL_S)
-        await self._store.set_weight_version(evaluation.evaluation_id, self._pool.serving.weight_version)
-        request = evaluation.request
-        settings = PlaySettings(
-            sampling=SamplingParams(
-                temperature=request["temperature"], max_new_tokens=request["max_new_tokens"]
-            ),
-            max_turns=request["max_turns"],
-            max_tokens=request["max_tokens"],
-        )
-        before = self._pool.usage()
-        async with asyncio.TaskGroup() as group:
-            for episode in members:
-                group.create_task(self._play_one(episode, settings, is_restart))
-        share = utilisation(before, self._pool.usage())
-        await self._store.set_utilisation(evaluation.evaluation_id, share)
+        log.info("evaluation.completed", evaluation_id=evaluation_id)
 
-    async def _play_one(self, episode: StoredEpisode, settings: PlaySettings, is_restart: bool) -> None:
-        async with self._capacity.place():
+    async def _play_one(self, episode: StoredEpisode, settings: PlaySettings, live: set[str]) -> None:
+        try:
             task = await self._shelf.get(episode.task_id)
-            await self._runner.play(self._jobs.sampled(episode, task, settings), is_restart=is_restart)
+            await self._runner.play(self._jobs.sampled(episode, task, settings))
+        except Exception:
+            log.exception("episode.not_played", episode_id=episode.episode_id)
+            self._metrics.errors.labels("evaluation").inc()
+        finally:
+            live.discard(episode.episode_id)
+            self._capacity.give_back(1)
 
 
-def utilisation(before: dict[str, Usage], after: dict[str, Usage]) -> float:
-    """Share of all engines' slot time spent generating between two readings."""
+def slot_seconds(before: dict[str, Usage], after: dict[str, Usage]) -> tuple[float, float]:
+    """Slot time of all engines between two readings: spent generating, and all there was."""
     spans = [after[engine_id].since(before[engine_id]) for engine_id in after]
-    available = sum(span.slots * span.seconds for span in spans)
-    return sum(span.busy_slot_seconds for span in spans) / available if available > 0 else 0.0
+    return sum(span.busy_slot_seconds for span in spans), sum(span.slots * span.seconds for span in spans)
+
+
+def _settings(evaluation: Evaluation) -> PlaySettings:
+    request = evaluation.request
+    return PlaySettings(
+        sampling=SamplingParams(temperature=request["temperature"], max_new_tokens=request["max_new_tokens"]),
+        max_turns=request["max_turns"],
+        max_tokens=request["max_tokens"],
+    )

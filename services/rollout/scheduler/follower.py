@@ -4,36 +4,41 @@ The trainer is the truth about runs and is asked every `poll_interval_s`; what w
 gets groups only while the engines serve its weights and only as far as the staleness rule allows (see
 `runs.group_limit`). The episodes of a group start together. A run that is over has its episodes cancelled;
 a paused one finishes those in flight.
+
+Replicas share a run without talking to each other: the one that stores the next group plays it, since an
+index is stored once, and open episodes that nobody owns are claimed. None takes more than its share at a
+look, so that the others find something to do; what they leave is taken at the next.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from itertools import groupby
 
 from practicum.clock import Clock
 from practicum.errors import NotFound, PracticumError
 from practicum.pauses import pause
 from practicum.telemetry.logs import get_logger
 from services.rollout.engine.pool import EnginePool
+from services.rollout.engine.weights import WeightPublisher
 from services.rollout.metrics import Metrics
 from services.rollout.scheduler.capacity import Capacity
 from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.healing import WeightHealer
 from services.rollout.scheduler.jobs import JobMaker, PlaySettings
+from services.rollout.scheduler.membership import Membership
 from services.rollout.scheduler.runner import EpisodeRunner, Job
 from services.rollout.scheduler.runs import Run, Trainer, group_limit
 from services.rollout.scheduler.selection import TaskShelf, task_of_group
+from services.rollout.store.claims import ClaimStore, Whose
 from services.rollout.store.episodes import EpisodeStore, NewEpisode, StoredEpisode
 from services.rollout.store.suites import SuiteStore
 from services.rollout.tasks import Split, Task
 
 log = get_logger("rollout.scheduler")
 
-_ORPHAN_AFTER_S = 60.0
-_LOOK_FOR_ORPHANS_EVERY_S = 15.0
+_COUNT_UNOWNED_EVERY_S = 5.0
+_YIELD_S = 2.0  # how long groups beyond its share are left to the others
 
 
 @dataclass(slots=True)
@@ -43,9 +48,12 @@ class _Followed:
     run: Run
     task_ids: list[str]
     next_index: int
-    owed: list[list[StoredEpisode]]  # groups with open episodes that nobody plays
+    num_unowned: int  # open episodes that nobody played at the last count
+    num_startable: int | None  # groups that this replica may still start before the next look; None = not set
+    last_index: int  # the next index at the last look, and when it moved
+    moved_at_s: float
     progress_at_s: float  # when the trainer last consumed a group, or a group was started
-    swept_at_s: float  # when open episodes that nobody plays were last looked for
+    counted_at_s: float  # when the unowned were last counted
 
 
 class RunFollower:
@@ -59,6 +67,9 @@ class RunFollower:
         healer: WeightHealer,
         suites: SuiteStore,
         episodes: EpisodeStore,
+        claims: ClaimStore,
+        membership: Membership,
+        publisher: WeightPublisher,
         shelf: TaskShelf,
         runner: EpisodeRunner,
         jobs: JobMaker,
@@ -73,6 +84,9 @@ class RunFollower:
         self._healer = healer
         self._suites = suites
         self._episodes = episodes
+        self._claims = claims
+        self._membership = membership
+        self._publisher = publisher
         self._shelf = shelf
         self._runner = runner
         self._jobs = jobs
@@ -89,7 +103,7 @@ class RunFollower:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`, then let the episodes in flight end.
 
-        Cancelled, it leaves them to the next start or another replica, as attempt + 1.
+        Cancelled, it leaves them to another replica or the next start, as attempt + 1.
         """
         self._away = set(await self._episodes.runs_with_unplayed())
         async with Crew() as crew:
@@ -114,10 +128,9 @@ class RunFollower:
             await self._dispatch(followed, crew)
 
     async def cancel(self, run_id: str) -> int:
-        """End the run's open episodes; their number."""
+        """End the run's open episodes; their number. Other replicas stop theirs at their next look."""
         ids = await self._episodes.cancel_run(run_id, self._clock.now())
-        for episode_id in ids:
-            self._runner.interrupt(episode_id)
+        self._runner.interrupt_run(run_id, sampled_only=False)
         self._followed.pop(run_id, None)
         self._away.discard(run_id)
         log.info("run.cancelled", run_id=run_id, episodes=len(ids))
@@ -132,25 +145,31 @@ class RunFollower:
         """Whether the run was running at the last look."""
         return run_id in self._followed
 
-    def stalled(self, after_s: float) -> list[tuple[Run, int]]:
+    def look_for_unowned(self) -> None:
+        """Count at the next look what nobody plays: a replica came or went, or gave episodes back."""
+        for followed in self._followed.values():
+            followed.counted_at_s = -math.inf
+
+    async def stalled(self, after_s: float) -> list[tuple[Run, int]]:
         """Runs without progress for so long although nothing is being played, each told once in that time.
 
         With each, the first group index that the trainer may still wait for.
         """
         now_s = self._clock.monotonic()
         found = []
-        for followed in self._followed.values():
+        for followed in list(self._followed.values()):
             run = followed.run
-            if now_s - followed.progress_at_s < after_s:
-                continue
-            if followed.owed or self._runner.num_live_of(run.run_id):
+            if now_s - followed.progress_at_s < after_s or await self._episodes.num_running(run.run_id):
                 continue
             followed.progress_at_s = now_s
             num_outstanding = 2 * (run.max_staleness + 1) * run.groups_per_step
-            found.append((run, max(0, followed.next_index - num_outstanding)))
+            num_groups = await self._episodes.num_groups(run.run_id)
+            found.append((run, max(0, num_groups - num_outstanding)))
         return found
 
     async def _poll(self) -> None:
+        if not self._membership.is_alone:
+            await self._publisher.refresh()
         running = {run.run_id: run for run in await self._trainer.running()}
         self._away |= self._followed.keys() - running.keys()
         self._away -= running.keys()
@@ -165,7 +184,7 @@ class RunFollower:
                 if run.groups_consumed != known.run.groups_consumed:
                     known.progress_at_s = self._clock.monotonic()
                 known.run = run
-                await self._sweep(known)
+                await self._look_at(known)
             elif (followed := await self._take_up(run)) is not None:
                 self._followed[run_id] = followed
 
@@ -189,58 +208,95 @@ class RunFollower:
         if not task_ids:
             self._complain(f"run {run.run_id}: no train task of {run.suite!r} was admitted")
             return None
-        owed = self._unplayed_groups(await self._episodes.unplayed(run_id=run.run_id))
         next_index = await self._episodes.num_groups(run.run_id)
-        log.info("run.followed", run_id=run.run_id, tasks=len(task_ids), groups=next_index, owed=len(owed))
+        num_unowned = await self._claims.num_unowned(Whose(run_id=run.run_id))
+        log.info(
+            "run.followed", run_id=run.run_id, tasks=len(task_ids), groups=next_index, unowned=num_unowned
+        )
         return _Followed(
             run=run,
             task_ids=task_ids,
             next_index=next_index,
-            owed=owed,
+            num_unowned=num_unowned,
+            num_startable=None,
+            last_index=next_index,
+            moved_at_s=self._clock.monotonic(),
             progress_at_s=self._clock.monotonic(),
-            swept_at_s=self._clock.monotonic(),
+            counted_at_s=self._clock.monotonic(),
         )
 
-    async def _sweep(self, followed: _Followed) -> None:
-        """Take up episodes that lie open and unplayed: the record of their end or next attempt was lost."""
-        now_s = self._clock.monotonic()
-        if followed.owed or now_s - followed.swept_at_s < _LOOK_FOR_ORPHANS_EVERY_S:
-            return
-        followed.swept_at_s = now_s
-        before = self._clock.now() - timedelta(seconds=_ORPHAN_AFTER_S)
-        unplayed = await self._episodes.unplayed(run_id=followed.run.run_id)
-        followed.owed = self._unplayed_groups([found for found in unplayed if found.updated_at < before])
-        if followed.owed:
-            log.warning("run.orphans", run_id=followed.run.run_id, groups=len(followed.owed))
-
-    def _unplayed_groups(self, open_ones: Sequence[StoredEpisode]) -> list[list[StoredEpisode]]:
-        """Open episodes by group, without those in play: a run that paused shortly still has some."""
-        unplayed = [episode for episode in open_ones if not self._runner.is_live(episode.episode_id)]
-        return [list(members) for _, members in groupby(unplayed, key=lambda episode: episode.group_index)]
+    async def _look_at(self, followed: _Followed) -> None:
+        """See what the other replicas did, and what nobody plays."""
+        followed.num_startable = None
+        run_id, now_s = followed.run.run_id, self._clock.monotonic()
+        if not self._membership.is_alone:
+            followed.next_index = await self._episodes.num_groups(run_id)
+        if now_s - followed.counted_at_s >= _COUNT_UNOWNED_EVERY_S:
+            followed.counted_at_s = now_s
+            followed.num_unowned = await self._claims.num_unowned(Whose(run_id=run_id))
 
     async def _dispatch(self, followed: _Followed, crew: Crew) -> None:
         run, serving = followed.run, self._pool.serving
-        if serving is None or serving.run_id != run.run_id:
+        if serving is None or serving.run_id != run.run_id or self._runner.is_draining:
             return
-        while followed.owed and not self._runner.is_draining:
-            members = followed.owed[0]
-            task = await self._shelf.get(members[0].task_id)
-            if not self._capacity.try_take(len(members)):
-                return
-            self._start(run, task, followed.owed.pop(0), crew, is_restart=True)
+        if followed.num_unowned and not await self._claim(followed, crew):
+            return
         limit = group_limit(run, served_version=serving.weight_version)
-        while followed.next_index < limit and not self._runner.is_draining:
+        if followed.num_startable is None:
+            followed.num_startable = self._num_startable(followed, limit)
+        while followed.next_index < limit and followed.num_startable > 0 and not self._runner.is_draining:
             task = await self._shelf.get(task_of_group(followed.task_ids, followed.next_index, run.seed))
             if not self._capacity.try_take(run.group_size):
                 return
+            members: list[StoredEpisode] = []
             try:
                 members = await self._create_group(followed, task)
-            except BaseException:
-                self._capacity.give_back(run.group_size)
-                raise
-            self._start(run, task, members, crew, is_restart=False)
+            finally:
+                if not members:
+                    self._capacity.give_back(run.group_size)
+            for episode in members:
+                self._start(run, task, episode, crew)
+
+    def _num_startable(self, followed: _Followed, limit: int) -> int:
+        """Groups to start at this look: what there is, or where there are other replicas, a share of it."""
+        number = max(0, limit - followed.next_index)
+        if self._membership.is_alone:
+            return number
+        run, now_s = followed.run, self._clock.monotonic()
+        if followed.next_index != followed.last_index:
+            followed.last_index, followed.moved_at_s = followed.next_index, now_s
+        own_share = self._membership.share(limit - run.groups_consumed) * run.group_size
+        has_share = self._runner.num_live_of(run.run_id) >= own_share
+        # More than its share is taken where the others leave it lying: they are full, or do not follow yet.
+        return 0 if has_share and now_s - followed.moved_at_s < _YIELD_S else self._membership.share(number)
+
+    async def _claim(self, followed: _Followed, crew: Crew) -> bool:
+        """Take up this replica's share of what nobody plays; False where there is no place for more."""
+        run = followed.run
+        wanted = self._membership.share(followed.num_unowned)
+        num_places = 0
+        while num_places < wanted and self._capacity.try_take(1):
+            num_places += 1
+        claimed: list[StoredEpisode] = []
+        try:
+            if num_places:
+                claimed = await self._claims.claim(Whose(run_id=run.run_id), num_places, self._clock.now())
+            for episode in claimed:
+                task = await self._shelf.get(episode.task_id)
+                self._start(run, task, episode, crew)
+                num_places -= 1
+        finally:
+            self._capacity.give_back(num_places)
+        if claimed:
+            log.info("run.claimed", run_id=run.run_id, episodes=len(claimed))
+        followed.num_unowned -= len(claimed)
+        is_full = len(claimed) + num_places < wanted
+        if num_places:
+            followed.num_unowned = 0  # the others were faster
+        return not is_full
 
     async def _create_group(self, followed: _Followed, task: Task) -> list[StoredEpisode]:
+        """The episodes of the next group; none where another replica stored it first."""
         run, index = followed.run, followed.next_index
         group_id = self._new_id("grp")
         members = [
@@ -256,23 +312,23 @@ class RunFollower:
             for position in range(run.group_size)
         ]
         now = self._clock.now()
-        await self._episodes.create_group(run.run_id, index, members, now)
+        if not await self._episodes.create_group(run.run_id, index, members, now):
+            followed.next_index = await self._episodes.num_groups(run.run_id)
+            return []
         followed.next_index += 1
+        if followed.num_startable:
+            followed.num_startable -= 1
         followed.progress_at_s = self._clock.monotonic()
-        return [member.stored(now) for member in members]
+        return [member.stored(now, self._episodes.instance) for member in members]
 
-    def _start(
-        self, run: Run, task: Task, members: list[StoredEpisode], crew: Crew, *, is_restart: bool
-    ) -> None:
-        """Start a group whose places are taken."""
+    def _start(self, run: Run, task: Task, episode: StoredEpisode, crew: Crew) -> None:
+        """Start an episode whose place is taken."""
         settings = PlaySettings(sampling=run.sampling, max_turns=run.max_turns, max_tokens=run.max_tokens)
-        for episode in members:
-            job = self._jobs.sampled(episode, task, settings)
-            crew.start(self._play(job, is_restart=is_restart))
+        crew.start(self._play(self._jobs.sampled(episode, task, settings)))
 
-    async def _play(self, job: Job, *, is_restart: bool) -> None:
+    async def _play(self, job: Job) -> None:
         try:
-            await self._runner.play(job, is_restart=is_restart)
+            await self._runner.play(job)
         finally:
             self._capacity.give_back(1)
 

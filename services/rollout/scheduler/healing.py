@@ -70,7 +70,7 @@ class WeightHealer:
             found = await self._trainer.checkpoint(run.run_id)
         except NotFound:
             return
-        if (found.run_id, found.weight_version) in self._publisher.refused:
+        if await self._publisher.is_refused(found.run_id, found.weight_version):
             return
         log.warning("weights.healing", run_id=run.run_id, weight_version=found.weight_version)
         try:

@@ -47,6 +47,7 @@ class JobMaker:
         def make_policy() -> Policy:
             return EnginePolicy(
                 self._pool,
+                run_id=episode.run_id,
                 affinity=episode.group_id,  # a group shares its prompt, so it shares an engine's prefix cache
                 sampling=settings.sampling,
                 stop_token_ids=self._chat.stop_ids,

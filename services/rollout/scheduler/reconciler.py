@@ -3,7 +3,8 @@
 Three debts are settled. An episode that waits for its grade although nothing waits in the grading stream is
 published there again. An ended episode that the trainer was not sent is sent. A run that makes no progress
 although all its groups have ended (the trajectory stream was lost) has its latest groups sent again. Every
-receiver knows trajectories by their id, so sending twice costs work and changes nothing.
+receiver knows trajectories by their id, so sending twice costs work and changes nothing. A debt is claimed
+before it is settled, so that replicas share them; what only one need do, the leading replica does.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from services.rollout.episode.loop import EpisodeSpec, unplayed
 from services.rollout.metrics import Metrics
 from services.rollout.rpc.taskspec import grade_request
 from services.rollout.scheduler.follower import RunFollower
+from services.rollout.scheduler.membership import Membership
 from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf
 from services.rollout.store.episodes import EpisodeState, EpisodeStore, StoredEpisode
@@ -33,6 +35,8 @@ log = get_logger("rollout.reconciler")
 REWARD_GROUP = "reward"
 _BATCH = 64
 _TRIM_EVERY_S = 30.0
+_ORPHAN_AFTER_S = 60.0
+_LOOK_FOR_ORPHANS_EVERY_S = 15.0
 
 
 class Reconciler:
@@ -46,6 +50,7 @@ class Reconciler:
         queue: Queue,
         runner: EpisodeRunner,
         follower: RunFollower,
+        membership: Membership,
         chat: ChatTemplate,
         metrics: Metrics,
         clock: Clock,
@@ -58,13 +63,14 @@ class Reconciler:
         self._queue = queue
         self._runner = runner
         self._follower = follower
+        self._membership = membership
         self._chat = chat
         self._metrics = metrics
         self._clock = clock
         self._overdue_after_s = overdue_after_s
         self._stalled_after_s = stalled_after_s
         self._interval_s = interval_s
-        self._trimmed_at_s = clock.monotonic()
+        self._trimmed_at_s = self._orphans_at_s = clock.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`."""
@@ -84,11 +90,23 @@ class Reconciler:
         await self._trim()  # first: a stream at its bound takes nothing of what follows
         await self._runner.flush_sent()
         await self.settle_overdue()
-        for run, first_index in self._follower.stalled(self._stalled_after_s):
-            await self._send_again(run.run_id, first_index)
+        await self._free_orphans()
+        if not self._membership.is_alone:
+            await self._runner.drop_lost()
+        if self._membership.leads:
+            for run, first_index in await self._follower.stalled(self._stalled_after_s):
+                await self._send_again(run.run_id, first_index)
+
+    async def _free_orphans(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._orphans_at_s < _LOOK_FOR_ORPHANS_EVERY_S:
+            return
+        self._orphans_at_s = now_s
+        if await self._runner.free_orphans(before=self._clock.now() - timedelta(seconds=_ORPHAN_AFTER_S)):
+            self._follower.look_for_unowned()
 
     async def _trim(self) -> None:
-        if self._clock.monotonic() - self._trimmed_at_s <= _TRIM_EVERY_S:
+        if not self._membership.leads or self._clock.monotonic() - self._trimmed_at_s <= _TRIM_EVERY_S:
             return
         self._trimmed_at_s = self._clock.monotonic()
         try:
@@ -109,14 +127,15 @@ class Reconciler:
             return 0
         depth = await self._queue.depth(GRADING, REWARD_GROUP)
         is_backed_up = depth.undelivered + depth.pending > 0
+        # One in grading may well be on its way while others are.
+        due = {
+            episode.episode_id: episode
+            for episode in overdue
+            if not (episode.state is EpisodeState.GRADING and is_backed_up)
+        }
         num_settled = 0
-        tried = []
-        for episode in overdue:
-            if episode.state is EpisodeState.GRADING and is_backed_up:
-                continue  # it may well be on its way
-            tried.append(episode.episode_id)
-            num_settled += await self._try(episode.episode_id, self.send(episode))
-        await self._store.touch(tried, now)
+        for episode_id in await self._store.claim_overdue(list(due), before=before, now=now):
+            num_settled += await self._try(episode_id, self.send(due[episode_id]))
         return num_settled
 
     async def _try(self, episode_id: str, sending: Awaitable[None]) -> bool:
@@ -181,7 +200,7 @@ class Reconciler:
     async def _cancelled(self, episode: StoredEpisode) -> Trajectory:
         spec = EpisodeSpec(
             episode_id=episode.episode_id,
-            attempt=episode.attempt,
+            attempt=max(1, episode.attempt),  # one that nobody began ends as its first
             run_id=episode.run_id,
             group_id=episode.group_id,
             group_index=episode.group_index,

@@ -2,16 +2,18 @@
 
 A platform failure is tried again, after a wait, up to `max_failures` times in this process; a policy's
 failure never is. An attempt's end is committed before anything is sent, so that what was sent can be sent
-again. Whoever lost the compare-and-set on the state (a cancel, a newer attempt) sends nothing.
+again. Whoever lost the compare-and-set on the state (a cancel, a newer attempt, perhaps of another replica)
+sends nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from random import Random
 from typing import TypeVar
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from practicum.clock import Clock
@@ -28,6 +30,7 @@ from services.rollout.episode.sandbox import Sandboxes
 from services.rollout.metrics import Metrics
 from services.rollout.rpc.sandboxes import ToolCatalogue
 from services.rollout.rpc.taskspec import grade_request
+from services.rollout.store.claims import ClaimStore
 from services.rollout.store.episodes import Ending, EpisodeState, EpisodeStore
 
 log = get_logger("rollout.episode")
@@ -64,6 +67,10 @@ class _Live:
     job: Job
     task: asyncio.Task[None]
 
+    def interrupt(self) -> bool:
+        """Cancel it once: cancelled again while it cleans up, it would leave its sandbox open."""
+        return bool(self.task.cancelling()) or self.task.cancel()
+
 
 class EpisodeRunner:
     """Plays episodes; safe to use from many tasks at once."""
@@ -72,6 +79,7 @@ class EpisodeRunner:
         self,
         *,
         store: EpisodeStore,
+        claims: ClaimStore,
         queue: Queue,
         sandboxes: Sandboxes,
         catalogue: ToolCatalogue,
@@ -82,6 +90,7 @@ class EpisodeRunner:
         metrics: Metrics,
     ) -> None:
         self._store = store
+        self._claims = claims
         self._queue = queue
         self._sandboxes = sandboxes
         self._catalogue = catalogue
@@ -121,18 +130,18 @@ class EpisodeRunner:
             task.cancel()
         log.info("episodes.draining", in_flight=len(self._live))
 
-    async def play(self, job: Job, *, is_restart: bool = False) -> None:
-        """Play to the end of the episode. Raises nothing but a cancellation from outside.
+    async def play(self, job: Job) -> None:
+        """Play to the end of the episode, which this replica owns. Raises nothing but a cancellation from
+        outside.
 
-        `is_restart`: the job's attempt may have begun before; a new one is begun. The caller has made sure
-        that the episode is not live.
+        The caller has made sure that the episode is not live.
         """
         if self._is_draining:
             return
         episode_id = job.spec.episode_id
         async with asyncio.TaskGroup() as group:
             # A task of its own, so that a cancelled episode does not cancel its group.
-            task = group.create_task(self._play(job, is_restart), name=episode_id)
+            task = group.create_task(self._play(job), name=episode_id)
             live = _Live(job=job, task=task)
             self._live[episode_id] = live
             try:
@@ -141,21 +150,56 @@ class EpisodeRunner:
                 task.cancel()
                 if self._live.get(episode_id) is live:
                     del self._live[episode_id]
+        if task.cancelled():
+            await self._give_back(episode_id)
 
     def interrupt(self, episode_id: str) -> bool:
-        """Stop playing an episode whose end SQL already holds; whether it was being played."""
+        """Stop playing an episode; whether it was being played. One that is open may be claimed then."""
         live = self._live.get(episode_id)
-        return live is not None and live.task.cancel()
+        return live is not None and live.interrupt()
 
-    def interrupt_run(self, run_id: str) -> None:
-        """Stop playing what the engines sample for a run; SQL keeps it open, for an attempt later."""
-        found = [
-            live for live in self._live.values() if live.job.is_graded and live.job.spec.run_id == run_id
-        ]
+    def interrupt_run(self, run_id: str, *, sampled_only: bool = True) -> None:
+        """Stop playing a run's episodes, or only what the engines sample for it."""
+        self._interrupt(
+            [
+                live
+                for live in self._live.values()
+                if live.job.spec.run_id == run_id and (live.job.is_graded or not sampled_only)
+            ],
+            run_id,
+        )
+
+    def interrupt_all(self) -> None:
+        """Stop playing everything."""
+        self._interrupt(list(self._live.values()), "")
+
+    async def drop_lost(self) -> None:
+        """Stop playing what was cancelled or taken over at another replica."""
+        if self._live:
+            for episode_id in await self._claims.lost(list(self._live)):
+                if self.interrupt(episode_id):
+                    log.info("episode.lost", episode_id=episode_id)
+
+    async def free_orphans(self, *, before: datetime) -> int:
+        """Let anyone claim what this replica owns and does not play: the record of its end was lost."""
+        owned = await self._claims.own_running(before=before)
+        orphans = [episode_id for episode_id in owned if episode_id not in self._live]
+        if orphans:
+            log.warning("episodes.orphans", number=len(orphans))
+            await self._claims.give_back(orphans)
+        return len(orphans)
+
+    def _interrupt(self, found: Sequence[_Live], run_id: str) -> None:
         for live in found:
-            live.task.cancel()
+            live.interrupt()
         if found:
             log.info("run.interrupted", run_id=run_id, episodes=len(found))
+
+    async def _give_back(self, episode_id: str) -> None:
+        try:
+            await self._claims.give_back([episode_id])
+        except SQLAlchemyError as error:
+            log.warning("episode.not_given_back", episode_id=episode_id, error=type(error).__name__)
 
     async def flush_sent(self) -> None:
         """Record what was sent to the trainer. A crash before it sends those again, which is harmless."""
@@ -163,13 +207,8 @@ class EpisodeRunner:
         if sent:
             await self._store.mark_sent(sent)
 
-    async def _play(self, job: Job, is_restart: bool) -> None:
+    async def _play(self, job: Job) -> None:
         try:
-            if is_restart:
-                attempt = await self._begin_next(job.spec)
-                if attempt is None:
-                    return
-                job = replace(job, spec=replace(job.spec, attempt=attempt))
             for num_failures in range(1, self._retry.max_failures + 1):
                 record = await self._attempt(job)
                 is_last = num_failures == self._retry.max_failures
@@ -183,7 +222,7 @@ class EpisodeRunner:
                     return
                 job = replace(job, spec=replace(job.spec, attempt=attempt))
         except Exception:
-            # The episode stays open in SQL: whoever follows its run, or a restart, takes it up.
+            # The episode stays open in SQL, and is claimed again once it is found to be an orphan.
             log.exception("episode.failed", episode_id=job.spec.episode_id)
             self._metrics.errors.labels("episode").inc()
 

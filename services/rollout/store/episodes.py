@@ -1,8 +1,8 @@
-"""Episodes: their states, attempts, trajectories and grades.
+"""Episodes: their states, owners, attempts, trajectories and grades.
 
 A state changes by compare-and-set on (state, attempt): what ended stays as it ended, and a late result of
 an earlier attempt changes nothing. An episode costs three small transactions: it is created with its group,
-it ends with its trajectory, and it gets its grade together with others.
+it ends with its trajectory, and it gets its grade together with others. Who plays what is in `claims`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,8 @@ class StoredEpisode:
     evaluation_id: str | None  # None = not part of an evaluation
     demonstration_id: str | None  # None = not part of a demonstration
     position: int
-    attempt: int
+    owner: str | None  # the replica that plays it, or ended it; None = none plays it
+    attempt: int  # 0 = not begun
     state: EpisodeState
     outcome: Outcome | None  # None = not ended
     reward: float | None  # None = not graded, never 0
@@ -74,8 +75,8 @@ class NewEpisode:
     evaluation_id: str | None = None
     demonstration_id: str | None = None
 
-    def stored(self, now: datetime) -> StoredEpisode:
-        """The episode as SQL holds it right after its creation."""
+    def stored(self, now: datetime, owner: str) -> StoredEpisode:
+        """The episode as SQL holds it right after its creation by the replica that plays it."""
         return StoredEpisode(
             episode_id=self.episode_id,
             task_id=self.task_id,
@@ -86,6 +87,7 @@ class NewEpisode:
             evaluation_id=self.evaluation_id,
             demonstration_id=self.demonstration_id,
             position=self.position,
+            owner=owner,
             attempt=1,
             state=EpisodeState.RUNNING,
             outcome=None,
@@ -129,10 +131,11 @@ class GradeNote:
 
 
 class EpisodeStore:
-    """Groups, episodes and trajectories in SQL."""
+    """Groups, episodes and trajectories in SQL, as one replica writes them."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, instance: str) -> None:
         self._engine = engine
+        self.instance = instance
 
     async def bind_run(self, run_id: str, suite_id: str, now: datetime) -> str:
         """The suite a run samples: the one given at the first call, for ever."""
@@ -153,19 +156,29 @@ class EpisodeStore:
 
     async def create_group(
         self, run_id: str, group_index: int, members: Sequence[NewEpisode], now: datetime
-    ) -> None:
-        """Store a group of one task with its episodes."""
-        async with transaction(self._engine) as connection:
-            await connection.execute(
-                insert(groups).values(
-                    group_id=members[0].group_id,
-                    run_id=run_id,
-                    group_index=group_index,
-                    task_id=members[0].task_id,
-                    created_at=now,
+    ) -> bool:
+        """Store a group of one task with its episodes, as this replica's; False where the index is taken."""
+        taken = select(groups.c.group_id).where(
+            groups.c.run_id == run_id, groups.c.group_index == group_index
+        )
+        try:
+            async with transaction(self._engine) as connection:
+                await connection.execute(
+                    insert(groups).values(
+                        group_id=members[0].group_id,
+                        run_id=run_id,
+                        group_index=group_index,
+                        task_id=members[0].task_id,
+                        created_at=now,
+                    )
                 )
-            )
-            await insert_episodes(connection, members, now)
+                await insert_episodes(connection, members, now, owner=self.instance)
+        except IntegrityError:
+            async with transaction(self._engine) as connection:
+                if (await connection.execute(taken)).first() is None:
+                    raise
+            return False
+        return True
 
     async def num_groups(self, run_id: str) -> int:
         """The index of the run's next group."""
@@ -174,24 +187,13 @@ class EpisodeStore:
             last = (await connection.execute(query)).scalar_one()
         return 0 if last is None else int(last) + 1
 
-    async def unplayed(
-        self,
-        *,
-        run_id: str | None = None,
-        evaluation_id: str | None = None,
-        demonstration_id: str | None = None,
-    ) -> list[StoredEpisode]:
-        """Episodes of one owner that still have to be played, in order."""
-        query = select(episodes).where(episodes.c.state == EpisodeState.RUNNING)
-        if run_id is not None:
-            query = query.where(episodes.c.run_id == run_id, episodes.c.demonstration_id.is_(None))
-        if evaluation_id is not None:
-            query = query.where(episodes.c.evaluation_id == evaluation_id)
-        if demonstration_id is not None:
-            query = query.where(episodes.c.demonstration_id == demonstration_id)
-        query = query.order_by(episodes.c.group_index, episodes.c.position)
+    async def num_running(self, run_id: str) -> int:
+        """Episodes of a run that are being played, or are to be."""
+        query = select(func.count()).where(
+            episodes.c.run_id == run_id, episodes.c.state == EpisodeState.RUNNING
+        )
         async with reading(self._engine) as connection:
-            return [_episode(row) for row in (await connection.execute(query)).all()]
+            return int((await connection.execute(query)).scalar_one())
 
     async def runs_with_unplayed(self) -> list[str]:
         """Runs that have episodes to be played."""
@@ -208,7 +210,7 @@ class EpisodeStore:
             return list((await connection.execute(query)).scalars())
 
     async def next_attempt(self, episode_id: str, attempt: int, now: datetime) -> int | None:
-        """Begin the attempt after `attempt`; its number, or None where the episode is not there any more."""
+        """Begin the attempt after `attempt`; its number, or None where the episode is not ours any more."""
         statement = (
             update(episodes)
             .where(
@@ -216,7 +218,7 @@ class EpisodeStore:
                 episodes.c.attempt == attempt,
                 episodes.c.state == EpisodeState.RUNNING,
             )
-            .values(attempt=attempt + 1, updated_at=now)
+            .values(owner=self.instance, attempt=attempt + 1, updated_at=now)
         )
         async with transaction(self._engine) as connection:
             result = await connection.execute(statement)
@@ -233,6 +235,7 @@ class EpisodeStore:
             )
             .values(
                 state=ending.state,
+                owner=self.instance,
                 outcome=ending.outcome,
                 error=_plain(ending.error),
                 is_owed=ending.is_owed,
@@ -330,14 +333,26 @@ class EpisodeStore:
             .limit(limit)
         )
         async with reading(self._engine) as connection:
-            return [_episode(row) for row in (await connection.execute(query)).all()]
+            return [episode_of(row) for row in (await connection.execute(query)).all()]
 
-    async def touch(self, episode_ids: Sequence[str], now: datetime) -> None:
-        """Count the overdue time of these from now."""
+    async def claim_overdue(
+        self, episode_ids: Sequence[str], *, before: datetime, now: datetime
+    ) -> list[str]:
+        """Those of these whose debt this replica settles; their overdue time counts from now."""
+        if not episode_ids:
+            return []
+        query = (
+            select(episodes.c.episode_id)
+            .where(episodes.c.episode_id.in_(episode_ids), episodes.c.updated_at < before)
+            .with_for_update(skip_locked=True)
+        )
         async with transaction(self._engine) as connection:
-            await connection.execute(
-                update(episodes).where(episodes.c.episode_id.in_(episode_ids)).values(updated_at=now)
-            )
+            ids = list((await connection.execute(query)).scalars())
+            if ids:
+                await connection.execute(
+                    update(episodes).where(episodes.c.episode_id.in_(ids)).values(updated_at=now)
+                )
+        return ids
 
     async def ended_since(self, run_id: str, first_group_index: int) -> list[StoredEpisode]:
         """Ended episodes of a run's later groups: what the trainer must have been sent."""
@@ -347,7 +362,7 @@ class EpisodeStore:
             episodes.c.state.not_in(OPEN_STATES),
         )
         async with reading(self._engine) as connection:
-            return [_episode(row) for row in (await connection.execute(query)).all()]
+            return [episode_of(row) for row in (await connection.execute(query)).all()]
 
     async def get(self, episode_id: str) -> StoredEpisode:
         """One episode; `NotFound`."""
@@ -356,7 +371,7 @@ class EpisodeStore:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise NotFound(f"there is no episode {episode_id!r}")
-        return _episode(row)
+        return episode_of(row)
 
     async def trajectory(self, episode_id: str, attempt: int) -> tuple[bytes, bytes] | None:
         """(trajectory, diff) of an attempt as messages; None = the attempt has not ended."""
@@ -395,11 +410,13 @@ class EpisodeStore:
                 )
             )
         async with reading(self._engine) as connection:
-            return [_episode(row) for row in (await connection.execute(query)).all()]
+            return [episode_of(row) for row in (await connection.execute(query)).all()]
 
 
-async def insert_episodes(connection: AsyncConnection, members: Sequence[NewEpisode], now: datetime) -> None:
-    """Store new episodes within a transaction."""
+async def insert_episodes(
+    connection: AsyncConnection, members: Sequence[NewEpisode], now: datetime, *, owner: str | None = None
+) -> None:
+    """Store new episodes within a transaction: begun by their owner, or not begun and owned by none."""
     values = [
         {
             "episode_id": member.episode_id,
@@ -411,7 +428,8 @@ async def insert_episodes(connection: AsyncConnection, members: Sequence[NewEpis
             "evaluation_id": member.evaluation_id,
             "demonstration_id": member.demonstration_id,
             "position": member.position,
-            "attempt": 1,
+            "owner": owner,
+            "attempt": 0 if owner is None else 1,
             "state": EpisodeState.RUNNING,
             "error": "",
             "is_owed": False,
@@ -440,7 +458,8 @@ def _plain(text: str) -> str:
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def _episode(row: Row[Any]) -> StoredEpisode:
+def episode_of(row: Row[Any]) -> StoredEpisode:
+    """An episode from its row."""
     return StoredEpisode(
         episode_id=row.episode_id,
         task_id=row.task_id,
@@ -451,6 +470,7 @@ def _episode(row: Row[Any]) -> StoredEpisode:
         evaluation_id=row.evaluation_id,
         demonstration_id=row.demonstration_id,
         position=row.position,
+        owner=row.owner,
         attempt=row.attempt,
         state=EpisodeState(row.state),
         outcome=None if row.outcome is None else Outcome(row.outcome),

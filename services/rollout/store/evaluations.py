@@ -123,30 +123,36 @@ class EvaluationStore:
         async with transaction(self._engine) as connection:
             await connection.execute(statement)
 
-    async def set_utilisation(self, evaluation_id: str, share: float) -> None:
-        """Record how busy the engines were while it generated."""
+    async def add_usage(self, evaluation_id: str, *, busy_s: float, available_s: float) -> None:
+        """Count a replica's use of the engines: slot seconds that it generated in, of those there were."""
+        own = evaluations.c.evaluation_id == evaluation_id
+        known_s = func.coalesce(evaluations.c.available_slot_seconds, 0.0)
         statement = (
             update(evaluations)
-            .where(evaluations.c.evaluation_id == evaluation_id)
-            .values(engine_utilisation=share)
+            .where(own)
+            .values(
+                busy_slot_seconds=func.coalesce(evaluations.c.busy_slot_seconds, 0.0) + busy_s,
+                available_slot_seconds=case((known_s < available_s, available_s), else_=known_s),
+            )
         )
         async with transaction(self._engine) as connection:
             await connection.execute(statement)
 
     async def complete_if_done(self, evaluation_id: str, now: datetime) -> bool:
-        """Complete it where every episode has ended; whether it is completed now for the first time."""
-        async with transaction(self._engine) as connection:
+        """Complete it where every episode has ended; whether it is completed, by this call or before."""
+        statement = (
+            update(evaluations)
+            .where(
+                evaluations.c.evaluation_id == evaluation_id, evaluations.c.state == EvaluationState.RUNNING
+            )
+            .values(state=EvaluationState.COMPLETED, finished_at=now)
+        )
+        async with reading(self._engine) as connection:
             if await has_open_episodes(connection, evaluation_id):
                 return False
-            statement = (
-                update(evaluations)
-                .where(
-                    evaluations.c.evaluation_id == evaluation_id,
-                    evaluations.c.state == EvaluationState.RUNNING,
-                )
-                .values(state=EvaluationState.COMPLETED, finished_at=now)
-            )
-            return (await connection.execute(statement)).rowcount == 1
+        async with transaction(self._engine) as connection:  # what has ended stays so
+            await connection.execute(statement)
+        return True
 
     async def tally(self, evaluation_id: str) -> Tally:
         """Sums over its episodes."""
@@ -187,7 +193,13 @@ def _evaluation(row: Row[Any]) -> Evaluation:
         request=row.request,
         state=EvaluationState(row.state),
         weight_version=row.weight_version,
-        engine_utilisation=row.engine_utilisation,
+        engine_utilisation=_share(row.busy_slot_seconds, row.available_slot_seconds),
         created_at=row.created_at,
         finished_at=row.finished_at,
     )
+
+
+def _share(busy_s: float | None, available_s: float | None) -> float | None:
+    if busy_s is None or not available_s:
+        return None
+    return min(1.0, busy_s / available_s)

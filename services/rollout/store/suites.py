@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from practicum.db.engine import reading, transaction
 from practicum.errors import InvalidInput, NotFound
 from services.rollout.store.once import create_once
-from services.rollout.store.tables import suites, tasks
+from services.rollout.store.tables import replicas, suites, tasks
 from services.rollout.tasks import Split, Task, TaskState
 
 _INSERT_CHUNK = 200  # rows a statement: SQLite bounds the number of bound values
@@ -202,15 +202,27 @@ class SuiteStore:
         async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
-    async def admitting_ids(self) -> list[str]:
-        """Ids of the tasks that wait for their verdict, oldest first."""
+    async def admitting_ids(self, instance: str) -> list[str]:
+        """Ids of the tasks whose verdict is this replica's to give, or anyone's, oldest first."""
         query = (
             select(tasks.c.task_id)
-            .where(tasks.c.state == TaskState.ADMITTING)
+            .where(_to_check(instance))
             .order_by(tasks.c.created_at, tasks.c.position, tasks.c.task_id)
         )
         async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
+
+    async def claim_check(self, task_id: str, instance: str) -> Task | None:
+        """The task, whose verdict is this replica's to give from now on; None where it is not."""
+        statement = (
+            update(tasks)
+            .where(tasks.c.task_id == task_id, _to_check(instance))
+            .values(owner=instance)
+            .returning(tasks)
+        )
+        async with transaction(self._engine) as connection:
+            row = (await connection.execute(statement)).one_or_none()
+        return None if row is None else _task(row)
 
     async def num_admitting(self, suite_id: str) -> int:
         """Tasks of a suite without a verdict."""
@@ -230,6 +242,12 @@ class SuiteStore:
         )
         async with transaction(self._engine) as connection:
             await connection.execute(statement)
+
+
+def _to_check(instance: str) -> ColumnElement[bool]:
+    others = select(replicas.c.instance).where(replicas.c.instance != instance)
+    free = or_(tasks.c.owner.is_(None), tasks.c.owner.not_in(others))
+    return and_(tasks.c.state == TaskState.ADMITTING, free)
 
 
 def _after(created_at: Any, row_id: Any, key: tuple[datetime, str]) -> Any:

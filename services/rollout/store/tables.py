@@ -21,6 +21,18 @@ from practicum.db.engine import JsonText, UtcDateTime, naming_convention
 metadata = MetaData(naming_convention=naming_convention)
 
 _ID = 64
+_INSTANCE = 200  # a replica's name
+
+# The replicas of this service. A row is a replica's claim to be alive: what it owns is its own as long as the
+# row is there, and its beats go on.
+replicas = Table(
+    "rollout_replicas",
+    metadata,
+    Column("instance", String(_INSTANCE), primary_key=True),
+    Column("life", String(_ID), nullable=False),  # one process; a restart keeps its name and has another life
+    Column("num_beats", BigInteger, nullable=False),
+    Column("joined_at", UtcDateTime, nullable=False),
+)
 
 suites = Table(
     "rollout_suites",
@@ -50,6 +62,7 @@ tasks = Table(
     Column("reference", LargeBinary),
     Column("state", String(16), nullable=False),
     Column("reasons", JsonText, nullable=False),
+    Column("owner", String(_INSTANCE)),  # the replica that has it checked; NULL = none yet
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("suite_id", "name"),
     Index("ix_rollout_tasks_suite_id_split_state", "suite_id", "split", "state"),
@@ -87,7 +100,9 @@ evaluations = Table(
     Column("request", JsonText, nullable=False),
     Column("state", String(16), nullable=False),
     Column("weight_version", Integer),
-    Column("engine_utilisation", Float),
+    # Summed over the replicas that played it, and of the one that took longest.
+    Column("busy_slot_seconds", Float),
+    Column("available_slot_seconds", Float),
     Column("created_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Index("ix_rollout_evaluations_state", "state"),
@@ -118,7 +133,8 @@ episodes = Table(
     Column("evaluation_id", String(_ID), ForeignKey("rollout_evaluations.evaluation_id")),
     Column("demonstration_id", String(_ID), ForeignKey("rollout_demonstrations.demonstration_id")),
     Column("position", Integer, nullable=False),  # in its group, evaluation or demonstration
-    Column("attempt", Integer, nullable=False),
+    Column("owner", String(_INSTANCE)),  # the replica that plays it, or ended it; NULL = none plays it
+    Column("attempt", Integer, nullable=False),  # 0 = not begun
     Column("state", String(16), nullable=False),
     Column("outcome", String(16)),
     Column("reward", Float),
@@ -161,6 +177,7 @@ idempotency = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
+# What the engines serve: what the staleness rule counts from, on every replica.
 serving = Table(
     "rollout_serving",
     metadata,
@@ -170,4 +187,34 @@ serving = Table(
     Column("label", String(64), nullable=False),
     Column("path", Text, nullable=False),
     Column("manifest_sha256", String(64), nullable=False),
+    Column("is_proven", Boolean, nullable=False),  # compared with its publisher's probes
+    Column("fence", BigInteger, nullable=False),  # of the lease under which it was served; only grows
+)
+
+# Who may change the weights on the engines. `fence` counts its holders, `num_loads` the loads they began.
+weights_lease = Table(
+    "rollout_weights_lease",
+    metadata,
+    Column("only_row", Boolean, primary_key=True),
+    Column("holder", String(_INSTANCE), nullable=False),  # empty = free
+    Column("fence", BigInteger, nullable=False),
+    Column("num_loads", BigInteger, nullable=False),
+)
+
+# Every load of weights on an engine, stored before the engine is touched. Its label is the engine's name for
+# these weights and is used once: whoever meets it on a token finds here whether the token may be data.
+weight_loads = Table(
+    "rollout_weight_loads",
+    metadata,
+    Column("label", String(64), primary_key=True),
+    Column("load_id", BigInteger, nullable=False),
+    Column("engine_url", String(500), nullable=False),
+    Column("run_id", String(_ID), nullable=False),
+    Column("weight_version", Integer, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("manifest_sha256", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Index("ix_rollout_weight_loads_state", "state"),
+    Index("ix_rollout_weight_loads_load_id", "load_id"),
+    Index("ix_rollout_weight_loads_run_id_weight_version", "run_id", "weight_version"),
 )

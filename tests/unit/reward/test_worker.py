@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,22 @@ async def test_a_stop_lets_gradings_in_hand_finish(grader: TestsGrader, store: G
         await working
     assert [one.trajectory_id for one in await rig.graded(1)] == ["ep_1-1"]
     assert rig.grader.num_graded == 1, "what came after the stop was not begun"
+
+
+async def test_entries_when_their_replica_died_are_graded_by_another_and_each_once(
+    rig: Rig, grader: TestsGrader, store: GradeStore
+) -> None:
+    other = Rig(grader, store, rig.queue)
+    other.worker = replace(other.worker, consumer="reward-1")
+    for number in range(6):
+        await rig.queue.publish(
+            GRADING, grade_request(make_trajectory(f"ep_{number}-1"), changed({"calc.py": FIXED}))
+        )
+    await rig.queue.ensure_group(GRADING, GROUP)
+    left = await rig.queue.read(GRADING, GROUP, "reward-dead", max_entries=2, wait_s=1)
+    assert len(left) == 2
+    await asyncio.gather(rig.run(), other.run())
+    graded = await rig.graded(6)
+    assert sorted(one.trajectory_id for one in graded) == [f"ep_{number}-1" for number in range(6)]
+    assert rig.grader.num_graded + other.grader.num_graded == 6
+    assert min(rig.grader.num_graded, other.grader.num_graded) > 0

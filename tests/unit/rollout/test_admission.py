@@ -83,6 +83,7 @@ def admitter_of(store: SuiteStore, admissions: Admissions, clock: ManualClock, a
         admissions=admissions,
         metrics=Metrics(CollectorRegistry()),
         clock=clock,
+        instance="rollout-1",
         num_at_once=at_once,
     )
 
@@ -94,7 +95,7 @@ async def test_admission_when_the_oldest_tasks_fail_gives_those_behind_them_thei
     admissions.on = {name: GraderError("no clean room") for name in ("t0", "t1", "t2")}
     admissions.on["t3"] = KeyError("a fault of ours")
     assert await admitter_of(store, admissions, ManualClock()).round(stop)
-    assert await store.admitting_ids() == ["task_0", "task_1", "task_2", "task_3"]
+    assert await store.admitting_ids("rollout-1") == ["task_0", "task_1", "task_2", "task_3"]
     assert await store.admitted_ids("suite_1", Split.TRAIN) == ["task_4", "task_5"]
 
 
@@ -108,7 +109,7 @@ async def test_admission_when_a_task_fails_every_try_rejects_it_with_the_error(s
         await admitter.round(stop)
         assert admissions.asked.count("t0") == tries, "not due yet"
         clock.now_s += 0.1
-    assert await store.admitting_ids() == ["task_0"]
+    assert await store.admitting_ids("rollout-1") == ["task_0"]
     await admitter.round(stop)
     task = await store.get_task("task_0")
     assert task.state is TaskState.REJECTED
@@ -130,11 +131,11 @@ async def test_admission_when_the_service_is_away_charges_nobody(store: SuiteSto
     for _ in range(10 * MAX_TRIES):
         assert not await admitter.round(stop)
         clock.now_s += 60
-    assert len(await store.admitting_ids()) == 6
+    assert len(await store.admitting_ids("rollout-1")) == 6
     assert min(admissions.asked.count(f"t{number}") for number in range(6)) > MAX_TRIES
     admissions.on = {}
     assert await admitter.round(stop)
-    assert await store.admitting_ids() == []
+    assert await store.admitting_ids("rollout-1") == []
 
 
 async def test_admission_when_one_task_takes_the_service_down_comes_to_the_others_first(
@@ -147,7 +148,7 @@ async def test_admission_when_one_task_takes_the_service_down_comes_to_the_other
     clock.now_s += 2
     await admitter.round(stop)
     assert admissions.asked == ["t0", "t1", "t2", "t3", "t4", "t5", "t0"]
-    assert await store.admitting_ids() == ["task_0"]
+    assert await store.admitting_ids("rollout-1") == ["task_0"]
 
 
 async def test_admission_when_a_task_hangs_leaves_the_other_slots_to_the_others(store: SuiteStore) -> None:
@@ -157,7 +158,7 @@ async def test_admission_when_a_task_hangs_leaves_the_other_slots_to_the_others(
         working = group.create_task(admitter_of(store, admissions, ManualClock()).round(stop))
 
         async def only_the_hanging_one_waits() -> bool:
-            return await store.admitting_ids() == ["task_0"]
+            return await store.admitting_ids("rollout-1") == ["task_0"]
 
         await until(only_the_hanging_one_waits)
         stop.set()
@@ -175,14 +176,14 @@ async def test_admission_when_stopped_drops_what_is_in_flight_and_asks_for_no_mo
         await working
     assert time.monotonic() - started_s < 5, "the drain takes 20 s"
     assert admissions.asked == ["t0", "t1"]
-    assert len(await store.admitting_ids()) == 6, "a dropped check is no verdict"
+    assert len(await store.admitting_ids("rollout-1")) == 6, "a dropped check is no verdict"
 
 
 async def test_admission_when_the_task_is_refused_as_input_rejects_it_at_once(store: SuiteStore) -> None:
     admissions, stop = ScriptedAdmissions(), asyncio.Event()
     admissions.on = {"t2": InvalidInput("grader.files", "no test in it")}
     await admitter_of(store, admissions, ManualClock()).round(stop)
-    assert await store.admitting_ids() == []
+    assert await store.admitting_ids("rollout-1") == []
     assert (await store.get_task("task_2")).reasons == (
         {"name": "grader.files", "ok": False, "detail": "no test in it"},
     )

@@ -11,7 +11,9 @@ from practicum.clock import SystemClock
 from practicum.errors import EngineError
 from practicum.trajectory import SamplingParams
 from services.rollout.engine.generation import FinishReason
+from services.rollout.engine.labels import LabelBook
 from services.rollout.engine.pool import EnginePool
+from services.rollout.engine.records import Load, Serving
 from services.rollout.episode.policy import EnginePolicy
 from tests.fixtures.chat_models import build_chat
 from tests.fixtures.scripted_engine import ScriptedEngine, make_engine
@@ -50,10 +52,15 @@ async def generate(engine: ScriptedEngine, max_new_tokens: int = 20) -> Any:
     async with httpx.AsyncClient(transport=httpx.MockTransport(engine)) as client:
         made = make_engine(client, 0, build_chat(), num_slots=2, clock=SystemClock())
         made.gate.is_open = True
-        for label in ("default", "1", "2"):
-            made.holds(label)
+        for version, label in enumerate(("default", "1", "2")):
+            made.keeps(label, Serving(run_id="", weight_version=version, path=f"/models/v{version}"))
+
+        async def find(label: str) -> Load | None:
+            return None
+
         policy = EnginePolicy(
-            EnginePool([made], clock=SystemClock()),
+            EnginePool([made], labels=LabelBook(find, clock=SystemClock()), clock=SystemClock()),
+            run_id="",
             affinity="g",
             sampling=SamplingParams(max_new_tokens=4),
             stop_token_ids=(2,),

@@ -13,8 +13,10 @@ from practicum.clock import SystemClock
 from practicum.errors import EngineError
 from practicum.trajectory import SamplingParams
 from services.rollout.engine.health import HealthGate
+from services.rollout.engine.labels import LabelBook
 from services.rollout.engine.meter import SlotMeter
 from services.rollout.engine.pool import EnginePool
+from services.rollout.engine.records import Load, LoadState, Serving
 from tests.fixtures.chat_models import build_chat
 from tests.fixtures.rollout import ManualClock, until
 from tests.fixtures.scripted_engine import ScriptedEngine, make_engine
@@ -22,10 +24,29 @@ from tests.fixtures.scripted_engine import ScriptedEngine, make_engine
 PROMPT = np.array([5, 6, 7], dtype=np.int32)
 
 
+BASE = Serving(run_id="", weight_version=0, label="default", path="/models/base")
+
+
+class Loads:
+    """Loads on record, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, LoadState] = {}
+        self.num_asked = 0
+
+    async def find(self, label: str) -> Load | None:
+        self.num_asked += 1
+        if label not in self.states:
+            return None
+        weights = Serving(run_id="run_1", weight_version=1, path="/models/v1")
+        return Load(label=label, engine_url="http://engine-0", weights=weights, state=self.states[label])
+
+
 @asynccontextmanager
 async def pool_of(
-    *engines: ScriptedEngine, num_slots: int = 2, wait_s: float = 0.2
+    *engines: ScriptedEngine, num_slots: int = 2, wait_s: float = 0.2, loads: "Loads | None" = None
 ) -> AsyncIterator[EnginePool]:
+    loads = loads or Loads()
     clock, chat = SystemClock(), build_chat()
     clients = [httpx.AsyncClient(transport=httpx.MockTransport(engine)) for engine in engines]
     made = [
@@ -34,14 +55,19 @@ async def pool_of(
     ]
     for engine in made:
         engine.gate.is_open = True
-        engine.holds("default")
-    yield EnginePool(made, clock=clock, route_wait_s=wait_s)
+        engine.keeps("default", BASE)
+    labels = LabelBook(loads.find, clock=clock, wait_s=0.3, poll_s=0.01)
+    yield EnginePool(made, labels=labels, clock=clock, route_wait_s=wait_s)
     for client in clients:
         await client.aclose()
 
 
 async def generate(
-    pool: EnginePool, name: str = "r", affinity: str | None = None, timeout_s: float = 5
+    pool: EnginePool,
+    name: str = "r",
+    affinity: str | None = None,
+    timeout_s: float = 5,
+    run_id: str = "",
 ) -> Any:
     return await pool.generate(
         PROMPT,
@@ -50,6 +76,7 @@ async def generate(
         sampling=SamplingParams(max_new_tokens=8),
         stop_token_ids=(2,),
         timeout_s=timeout_s,
+        run_id=run_id,
     )
 
 
@@ -152,19 +179,50 @@ async def test_request_when_cancelled_is_aborted_at_the_engine() -> None:
         await generate(pool, "next")
 
 
-async def test_generation_when_its_weights_were_refused_is_no_data() -> None:
-    async with pool_of(engine_of()) as pool:
-        pool.engines[0].refused_labels.add("default")
-        with pytest.raises(EngineError, match="refused weights"):
+@pytest.mark.parametrize("state", [LoadState.REFUSED, LoadState.FAILED, LoadState.PENDING])
+async def test_generation_when_its_weights_are_not_proven_is_no_data(state: LoadState) -> None:
+    engine, loads = engine_of(), Loads()
+    engine.label = "1.5"
+    loads.states["1.5"] = state
+    async with pool_of(engine, loads=loads) as pool:
+        with pytest.raises(EngineError, match=f"{state} weights '1.5'"):
             await generate(pool)
+
+
+async def test_generation_when_its_weights_are_proven_later_waits_and_asks_no_more() -> None:
+    engine, loads = engine_of(), Loads()
+    engine.label = "1.5"
+    loads.states["1.5"] = LoadState.PENDING
+    async with pool_of(engine, loads=loads) as pool:
+        waiting = asyncio.ensure_future(generate(pool))
+        await until(lambda: loads.num_asked > 1)
+        assert not waiting.done()
+        loads.states["1.5"] = LoadState.PROVEN
+        assert (await waiting).labels == ("1.5",)
+        num_asked = loads.num_asked
+        await generate(pool, run_id="run_1")
+        assert loads.num_asked == num_asked
+
+
+async def test_generation_when_its_weights_are_those_of_another_run_is_no_data() -> None:
+    engine, loads = engine_of(), Loads()
+    async with pool_of(engine, loads=loads) as pool:
+        with pytest.raises(EngineError, match="'default' where"):
+            await generate(pool, run_id="run_1")
+        engine.label = "1.5"
+        loads.states["1.5"] = LoadState.PROVEN
+        pool.engines[0].needs_reload = False
+        await generate(pool, run_id="run_1")
+        with pytest.raises(EngineError, match="weights of run run_1"):
+            await generate(pool, run_id="run_2")
 
 
 async def test_generation_when_the_engine_restarted_with_other_weights_takes_it_out() -> None:
     engine = engine_of()
     async with pool_of(engine) as pool:
-        pool.engines[0].recent_labels.clear()
-        pool.engines[0].holds("7")
-        with pytest.raises(EngineError, match="'default' where '7'"):
+        pool.engines[0].startups.clear()
+        pool.engines[0].holds("7.2", BASE)
+        with pytest.raises(EngineError, match="'default' where '7.2'"):
             await generate(pool)
         assert not pool.engines[0].is_routable
 

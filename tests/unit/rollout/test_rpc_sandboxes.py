@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -59,7 +60,12 @@ async def serve(reward: ScriptedReward, port: int = 0) -> RpcServer:
 
 def sandboxes_at(channel: grpc.aio.Channel, patience_s: float = 30) -> RemoteSandboxes:
     return RemoteSandboxes(
-        channel, clock=SystemClock(), call_deadline_s=5, session_wall_s=600, patience_s=patience_s
+        channel,
+        dial=partial(connect, token=TOKEN),
+        clock=SystemClock(),
+        call_deadline_s=5,
+        session_wall_s=600,
+        patience_s=patience_s,
     )
 
 
@@ -108,3 +114,62 @@ async def test_sandbox_when_opened_lives_as_long_as_an_attempt() -> None:
         assert isinstance(reward, RecordingReward)
         [limits] = reward.limits
         assert (limits.session_wall_s, limits.call_wall_s) == (600, 5)
+
+
+class AddressedReward(ScriptedReward):
+    """A replica that says where its sessions are called."""
+
+    address = ""
+
+    async def Open(self, request: reward_pb2.OpenRequest, context: Any) -> reward_pb2.OpenResponse:
+        answer = await super().Open(request, context)
+        answer.address = self.address
+        return answer
+
+
+async def test_sandboxes_when_there_are_replicas_are_opened_in_turn_and_called_where_they_are() -> None:
+    rewards = [AddressedReward(), AddressedReward()]
+    servers = [await serve(reward) for reward in rewards]
+    for reward, server in zip(rewards, servers, strict=True):
+        reward.address = f"127.0.0.1:{server.port}"
+    channel = connect("ipv4:" + ",".join(reward.address for reward in rewards), token=TOKEN)
+    sandboxes = sandboxes_at(channel)
+
+    async def play(number: int) -> None:
+        async with sandboxes.open(f"ep_{number}-1", TASK) as sandbox:
+            for turn in range(3):  # a session is known at one replica alone
+                assert (await sandbox.call_tool(str(turn), "read_file", "{}")).output == "read_file: done"
+            await sandbox.snapshot()
+
+    # One after the other too: which replica is next does not hang on how many are open.
+    for number in range(2):
+        await play(number)
+    await asyncio.gather(*(play(number) for number in range(2, 16)))
+    assert min(len(reward.opened) for reward in rewards) >= 4
+    assert len(rewards[0].calls) + len(rewards[1].calls) == 48
+    assert [reward.open_sessions for reward in rewards] == [set(), set()]
+    await sandboxes.close()
+    await channel.close()
+    for server in servers:
+        await server.stop(0)
+
+
+async def test_sandbox_when_its_replica_is_gone_fails_and_the_next_is_opened_at_another() -> None:
+    rewards = [AddressedReward(), AddressedReward()]
+    servers = [await serve(reward) for reward in rewards]
+    for reward, server in zip(rewards, servers, strict=True):
+        reward.address = f"127.0.0.1:{server.port}"
+    channel = connect("ipv4:" + ",".join(reward.address for reward in rewards), token=TOKEN)
+    sandboxes = sandboxes_at(channel)
+    with pytest.raises(RpcUnavailable):
+        async with sandboxes.open("ep_0-1", TASK) as sandbox:
+            [gone] = [index for index, reward in enumerate(rewards) if reward.opened]
+            await servers[gone].stop(0)
+            await sandbox.call_tool("0", "read_file", "{}")
+    for number in range(1, 5):
+        async with sandboxes.open(f"ep_{number}-1", TASK) as sandbox:
+            await sandbox.call_tool("0", "read_file", "{}")
+    assert len(rewards[1 - gone].opened) == 4
+    await sandboxes.close()
+    await channel.close()
+    await servers[1 - gone].stop(0)

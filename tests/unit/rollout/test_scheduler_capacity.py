@@ -32,9 +32,10 @@ async def test_capacity_when_one_waits_is_not_passed_and_survives_cancelled_wait
     order: list[str] = []
 
     async def stay(name: str) -> None:
-        async with capacity.place():
-            order.append(name)
-            await asyncio.sleep(0)
+        number = await capacity.take_some(1)
+        order.append(name)
+        await asyncio.sleep(0)
+        capacity.give_back(number)
 
     assert capacity.try_take(1)
     waiting = [asyncio.ensure_future(stay(name)) for name in ("a", "b", "c")]
@@ -52,8 +53,8 @@ async def test_capacity_when_a_waiter_is_cancelled_after_its_turn_gives_the_plac
     assert capacity.try_take(1)
 
     async def stay() -> None:
-        async with capacity.place():
-            await asyncio.sleep(10)
+        await capacity.take_some(1)
+        await asyncio.sleep(10)
 
     waiting = asyncio.ensure_future(stay())
     await asyncio.sleep(0)
@@ -61,6 +62,14 @@ async def test_capacity_when_a_waiter_is_cancelled_after_its_turn_gives_the_plac
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    assert capacity.num_taken == 0
+
+
+async def test_capacity_when_some_places_are_free_gives_what_there_is_up_to_what_was_asked() -> None:
+    capacity = Capacity(5)
+    assert await capacity.take_some(3) == 3
+    assert await capacity.take_some(3) == 2
+    capacity.give_back(5)
     assert capacity.num_taken == 0
 
 
