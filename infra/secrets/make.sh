@@ -9,7 +9,8 @@ umask 022
 
 secret() {
   [ -s "$1" ] || (
-    python3 -c 'import secrets; print(secrets.token_urlsafe(32))' >"$1.tmp"
+    # 256 bits as hexadecimal digits and a line's end.
+    { head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' && echo; } >"$1.tmp"
     mv "$1.tmp" "$1"
     echo "made infra/secrets/$1"
   )
@@ -19,6 +20,7 @@ chmod 0700 .
 mkdir -p access
 secret practicum_redis_password
 secret practicum_database_password
+secret practicum_grafana_password
 # A folder, since its files are replaced when they change, which a mounted file would not follow.
 secret access/services
 [ -s access/callers.json ] || echo '{"tokens": []}' >access/callers.json

@@ -1,0 +1,8 @@
+# Stands in for the official image of PostgreSQL where no registry of images is reached.
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+RUN apt-get update -qq && apt-get install -qq --yes --no-install-recommends postgresql && rm -rf /var/lib/apt/lists/* \
+ && ln -s /usr/lib/postgresql/* /usr/lib/postgresql/current && install -d -m 0700 -o postgres -g postgres /var/lib/postgresql/data
+ENV PATH=/usr/lib/postgresql/current/bin:$PATH PGDATA=/var/lib/postgresql/data
+COPY postgres.sh /usr/local/bin/start-postgres
+ENTRYPOINT ["sh", "/usr/local/bin/start-postgres"]
