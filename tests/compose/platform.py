@@ -1,6 +1,7 @@
 """A platform that docker-compose started, as an operator and a caller see it."""
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,12 @@ class Platform:
         return httpx.request(
             method, self.url + path, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False, **options
         )
+
+    def metric(self, container: str, name: str) -> float:
+        """The sum of a metric over its labels, as one container tells it."""
+        code = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+        lines = self.docker.docker("exec", container, "python", "-c", code).splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def last_words(self) -> str:
         """How the containers are, and the end of what each wrote."""

@@ -116,7 +116,7 @@ def test_gateway_when_asked_for_the_documents_gives_all_three(platform: Platform
     assert page.status_code == 200
     links = re.findall(r'href="(\w+/openapi\.json)"', page.text)
     titles = [platform.call("GET", f"/docs/{link}")["info"]["title"] for link in links]
-    assert titles == ["Practicum rollout", "Practicum reward", "Practicum trainer"]
+    assert [title.split()[1] for title in titles] == ["rollout", "reward", "trainer"]
 
 
 def test_gateway_when_it_routes_every_path_of_a_service_reaches_it(platform: Platform) -> None:
@@ -185,6 +185,27 @@ def test_run_when_every_service_restarts_in_its_middle_loses_nothing(platform: P
     assert len(view["steps"]) == num_steps
     assert view["published_version"] == num_steps
     check_ledger(platform, run_id, num_steps)
+
+
+def test_run_when_services_are_scaled_is_shared_by_every_replica(platform: Platform, suite: str) -> None:
+    platform.compose("up", "--detach", "--no-build", "--scale", "rollout=3", "--scale", "reward=2")
+    platform.wait_until_healthy("rollout", "reward")
+    # Containers are asked, not the gateway: each says what it did since it started.
+    work = {"rollout": "practicum_rollout_episodes_total", "reward": "practicum_reward_grades_total"}
+    replicas = [(one, metric) for service, metric in work.items() for one in platform.containers(service)]
+    assert len(replicas) == 5
+    before = {one: platform.metric(one, metric) for one, metric in replicas}
+    with timed("three steps, 3 + 2 replicas"):
+        run_id = start_run(platform, suite, num_steps=3)
+        wait_until_completed(platform, run_id)
+    did = {(metric, one[:12]): platform.metric(one, metric) - before[one] for one, metric in replicas}
+    print(did)
+    assert all(count > 0 for count in did.values()), did
+    check_ledger(platform, run_id, num_steps=3)
+    platform.compose("up", "--detach", "--no-build", "--scale", "rollout=1", "--scale", "reward=1")
+    run_id = start_run(platform, suite, num_steps=1)
+    wait_until_completed(platform, run_id)
+    check_ledger(platform, run_id, num_steps=1)
 
 
 def test_services_when_stopped_drain_and_exit_with_0(platform: Platform) -> None:
