@@ -43,6 +43,12 @@ class Unauthorized(PracticumError):
     code = "unauthorized"
 
 
+class Forbidden(PracticumError):
+    """The caller's token is valid and lacks the scope that this needs; the message names it."""
+
+    code = "forbidden"
+
+
 class Overloaded(PracticumError):
     """No room now; `retry_after_s` says when to come back."""
 

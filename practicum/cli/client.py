@@ -29,7 +29,7 @@ class RequestRefused(PracticumError):
 
 
 class ServiceAway(PracticumError):
-    """A service could not be reached; it may be restarting."""
+    """A service could not be reached, or takes no request now; it may be restarting."""
 
     code = "service_away"
 
@@ -64,6 +64,8 @@ class PlatformClient:
             answer = await self._http.request(method, base + path, json=body, params=query)
         except httpx.HTTPError as error:
             raise ServiceAway(f"{method} {base}{path}: {str(error) or type(error).__name__}") from error
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise ServiceAway(f"{method} {base}{path}: {answer.text[:500]}")
         if answer.is_error:
             try:
                 problem = answer.json()

@@ -1,4 +1,7 @@
-"""The `practicum` command. Everything it does to a platform goes through REST."""
+"""The `practicum` command. Everything it does to a platform goes through REST.
+
+Tokens are the exception: who may call is written in a file of the operator's, never over the network.
+"""
 
 import asyncio
 import json
@@ -16,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from practicum.cli import demo as demo_flow
+from practicum.cli import tokens
 from practicum.cli.client import connect_platform
 from practicum.cli.recipe import SMOLLM2, TINY, TINY_FULL, DemoRecipe
 from practicum.cli.report import DemoReport
@@ -24,6 +28,7 @@ from practicum.errors import PracticumError, first_error
 from practicum.telemetry.logs import configure_logs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train models to do things.")
+app.add_typer(tokens.app, name="token")
 console = Console()
 errors = Console(stderr=True)
 

@@ -60,6 +60,7 @@ class StackOptions:
     trainer_threads: int = 1
     max_running_requests: int = 64
     engine_timeout_s: float = 180.0
+    drain_timeout_s: float = 5.0  # somebody waits at a terminal; what is cut is taken up at the next start
     engine_url: str | None = None  # an engine that runs already; None starts a CPU engine
 
 
@@ -218,6 +219,7 @@ class Stack:
             "HF_HUB_OFFLINE": "1",
             "PRACTICUM_TOKEN": self._token,
             "PRACTICUM_REDIS_URL": f"redis://:{self._token}@127.0.0.1:{self._ports['redis']}/0",
+            "PRACTICUM_DRAIN_TIMEOUT_S": str(self._options.drain_timeout_s),
             "PRACTICUM_DATA_DIR": str(self._options.data_dir.resolve()),
             **{
                 f"PRACTICUM_{name.upper()}_RPC": f"127.0.0.1:{self._ports[f'{name}_rpc']}"

@@ -1,7 +1,8 @@
 """Engines and column types that behave the same on SQLite and PostgreSQL.
 
-SQLite runs in WAL mode with a busy timeout, and every transaction begins IMMEDIATE: a transaction
-that reads and then writes would otherwise meet a lock that no waiting can resolve.
+SQLite runs in WAL mode with a busy timeout, and a transaction begins IMMEDIATE: one that reads and then
+writes would otherwise meet a lock that no waiting can resolve. One that only reads is begun with `reading`
+and waits for no writer.
 """
 
 import json
@@ -16,6 +17,7 @@ from sqlalchemy.engine import Dialect, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 SQLITE_BUSY_TIMEOUT_MS = 30_000
+_READS_ONLY = "practicum_reads_only"
 
 naming_convention = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -76,7 +78,7 @@ def create_engine(url: str) -> AsyncEngine:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_async_engine(parsed.set(drivername="sqlite+aiosqlite"))
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-        event.listen(engine.sync_engine, "begin", _begin_immediate)
+        event.listen(engine.sync_engine, "begin", _begin)
         return engine
     if backend == "postgresql":
         return create_async_engine(
@@ -92,9 +94,20 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         yield connection
 
 
+@asynccontextmanager
+async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """One transaction that only reads, on one state of the database; a write in it is an error."""
+    async with engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            await connection.execution_options(**{_READS_ONLY: True})
+        else:
+            await connection.execution_options(postgresql_readonly=True)
+        yield connection
+
+
 async def check(engine: AsyncEngine) -> None:
     """Raise where the database does not answer."""
-    async with engine.connect() as connection:
+    async with reading(engine) as connection:
         await connection.exec_driver_sql("SELECT 1")
 
 
@@ -109,5 +122,7 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
-def _begin_immediate(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _begin(connection: Any) -> None:
+    reads_only = bool(connection.get_execution_options().get(_READS_ONLY))
+    connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reads_only else 'OFF'}")
+    connection.exec_driver_sql("BEGIN DEFERRED" if reads_only else "BEGIN IMMEDIATE")

@@ -82,6 +82,13 @@ class Queue(Protocol):
         """Mark entries as done; acknowledging twice is no error."""
         ...
 
+    async def give_back(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Have this consumer's entries delivered to any other as soon as it looks for stale ones.
+
+        No delivery is counted. A consumer of the same name still finds them as its own.
+        """
+        ...
+
     async def dead_letters(self, stream: str, group: str) -> list[Entry]:
         """Entries that failed `max_deliveries` times."""
         ...

@@ -5,6 +5,7 @@ never by polling.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -98,6 +99,17 @@ class MemoryQueue:
         pending = self._stream(stream).groups[group].pending
         for entry_id in entry_ids:
             pending.pop(int(entry_id), None)
+
+    async def give_back(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Let entries count as stale at once."""
+        await self.ensure_group(stream, group)
+        pending = self._stream(stream).groups[group].pending
+        async with self._changed:
+            for entry_id in entry_ids:
+                held = pending.get(int(entry_id))
+                if held is not None and held.consumer == consumer:
+                    held.delivered_at_s = -math.inf
+            self._changed.notify_all()
 
     async def dead_letters(self, stream: str, group: str) -> list[Entry]:
         """Entries that failed `max_deliveries` times."""

@@ -22,6 +22,7 @@ from practicum.v1.events_pb2 import Envelope
 _FIELD = b"e"
 # How Redis says that a stream or its group is not there: to a new read, and to one that waited.
 _GONE = ("NOGROUP", "UNBLOCKED")
+_MAX_GIVEN_BACK = 10_000
 _EVICTING_POLICIES = frozenset({"allkeys-lru", "allkeys-lfu", "allkeys-random"})
 
 
@@ -102,6 +103,20 @@ class RedisQueue:
         if entry_ids:
             async with _as_queue_errors():
                 await self._client.xack(stream, group, *entry_ids)
+
+    async def give_back(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Let entries count as stale at once: others look every quarter of the claim time."""
+        if entry_ids:
+            async with _as_queue_errors():
+                # Only what is still this consumer's: another may have claimed an entry meanwhile.
+                owned = await self._client.xpending_range(
+                    stream, group, min="-", max="+", count=_MAX_GIVEN_BACK, consumername=consumer
+                )
+                ids = {_text(item["message_id"]) for item in owned} & set(entry_ids)
+                if ids:
+                    await self._client.xclaim(
+                        stream, group, consumer, 0, sorted(ids), idle=self._claim_after_ms, justid=True
+                    )
 
     async def dead_letters(self, stream: str, group: str) -> list[Entry]:
         """Entries that failed `max_deliveries` times."""

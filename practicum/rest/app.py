@@ -1,12 +1,12 @@
 """The application that each service's REST edge is built on.
 
-Owns the token check, problem+json answers, `/healthz`, `/readyz` and `/metrics`. `/healthz` says
-that the process lives; `/readyz` asks each dependency and answers 503 with the names of those that
-fail, so that a busy service is not mistaken for a dead one.
+Owns problem+json answers, `/healthz`, `/readyz` and `/metrics`, and that no other route is served
+without a scope. `/healthz` says that the process lives; `/readyz` asks each dependency and answers 503
+with the names of those that fail, so that a busy service is not mistaken for a dead one. Those three
+and the documents under `/docs` need no token: they are for who can reach the service's own port.
 """
 
 import asyncio
-import hmac
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,15 +14,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import structlog
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
 from practicum import __version__
+from practicum.auth.keyring import Keyring
 from practicum.errors import (
     Conflict,
+    Forbidden,
     InvalidInput,
     NotFound,
     Overloaded,
@@ -30,6 +31,7 @@ from practicum.errors import (
     QueueError,
     Unauthorized,
 )
+from practicum.rest.access import check_scoped
 from practicum.rest.models import FieldProblem, Problem
 from practicum.rpc.codes import RpcUnavailable
 from practicum.telemetry.logs import get_logger
@@ -45,6 +47,7 @@ _STATUS_BY_CODE = {
     NotFound.code: 404,
     Conflict.code: 409,
     Unauthorized.code: 401,
+    Forbidden.code: 403,
     Overloaded.code: 429,
     QueueError.code: 503,
     "queue_full": 503,
@@ -53,6 +56,7 @@ _STATUS_BY_CODE = {
 _TITLES = {
     400: "Bad request",
     401: "Token missing or wrong",
+    403: "Scope missing",
     404: "Not found",
     405: "Method not allowed",
     409: "Conflict",
@@ -64,7 +68,7 @@ _TITLES = {
 }
 _PROBLEM_ANSWERS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": _TITLES[status]}
-    for status in (401, 404, 409, 422, 429, 500, 503)
+    for status in (401, 403, 404, 409, 422, 429, 500, 503)
 }
 _PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -89,24 +93,28 @@ def create_app(
     *,
     title: str,
     description: str,
-    token: str,
+    token: str | Keyring,
     routers: Sequence[APIRouter],
     readiness: Readiness,
     registry: CollectorRegistry | None = None,
     lifespan: Lifespan | None = None,
 ) -> FastAPI:
-    """An application that serves `routers` to callers who show `token`."""
-    app = _Application(title=title, description=description, version=__version__, lifespan=lifespan)
-    bearer = HTTPBearer(auto_error=False, description="The deployment's service token.")
+    """An application that serves `routers` to callers whose token has the scope that each route declares.
 
-    async def check_token(shown: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:
-        value = shown.credentials if shown else ""
-        if not hmac.compare_digest(value.encode(), token.encode()):
-            raise Unauthorized("show the service token as 'Authorization: Bearer …'")
-
+    `token` is a keyring, or one secret with every scope. Raises `ValueError` for a route without a scope.
+    """
+    app = _Application(
+        title=title,
+        description=description,
+        version=__version__,
+        lifespan=lifespan,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    app.state.keyring = Keyring.of(token)
     app.include_router(_operations(readiness, registry or CollectorRegistry()))
     for router in routers:
-        app.include_router(router, dependencies=[Depends(check_token)], responses=_PROBLEM_ANSWERS)
+        check_scoped(router)
+        app.include_router(router, responses=_PROBLEM_ANSWERS)
     app.middleware("http")(_trace)
     app.add_exception_handler(PracticumError, _on_practicum_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -207,6 +215,8 @@ async def _on_practicum_error(request: Request, error: Exception) -> Response:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 403:
+        headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'
     if status == 500:
         log.error("rest.failed", path=request.url.path, exc_info=error)
     return _problem(
@@ -235,7 +245,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unforeseen(request: Request, error: Exception) -> Response:
-    log.error("rest.failed", path=request.url.path, exc_info=error)
+    # Called from outside of the request's log context, so what it would say is said here.
+    context = {name: getattr(request.state, name, "") for name in ("trace_id", "caller")}
+    log.error("rest.failed", path=request.url.path, exc_info=error, **context)
     # The text of an unforeseen error stays in our log: it may name what a caller must not see.
     return _problem(request, status=500, code="internal", detail="internal error; see the service's log")
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from practicum.auth.keyring import Keyring
 from practicum.rpc.codes import MESSAGE_LIMITS, TOKEN_KEY, RpcUnavailable, error_from
 
 __all__ = ["RpcUnavailable", "call", "connect"]
@@ -17,12 +18,16 @@ class _Method(Protocol[Request, Response]):
     def __call__(self, request: Request, *, timeout: float | None = ...) -> Awaitable[Response]: ...
 
 
-def connect(address: str, *, token: str) -> grpc.aio.Channel:
-    """A channel to `address` ("host:port") that shows `token` on every call; close it when done."""
+def connect(address: str, *, token: str | Keyring) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port") that shows `token` on every call; close it when done.
+
+    A keyring's secret is asked for at each call, so that a new one needs no new channel.
+    """
+    keyring = Keyring.of(token)
     return grpc.aio.insecure_channel(
         address,
         options=[*MESSAGE_LIMITS, ("grpc.max_reconnect_backoff_ms", 2000)],
-        interceptors=[_ShowTokenOnCalls(token), _ShowTokenOnStreams(token)],
+        interceptors=[_ShowTokenOnCalls(keyring), _ShowTokenOnStreams(keyring)],
     )
 
 
@@ -47,16 +52,16 @@ def _with_token(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.Cli
 
 # grpc.aio registers an interceptor for the first kind of call it matches, so each kind has its own.
 class _ShowTokenOnCalls(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
 
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(_with_token(client_call_details, self._token), request)
+        return await continuation(_with_token(client_call_details, self._keyring.shown()), request)
 
 
 class _ShowTokenOnStreams(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
 
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(_with_token(client_call_details, self._token), request)
+        return await continuation(_with_token(client_call_details, self._keyring.shown()), request)

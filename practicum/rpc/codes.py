@@ -23,6 +23,7 @@ _STATUS_BY_CODE = {
     errors.NotFound.code: grpc.StatusCode.NOT_FOUND,
     errors.Conflict.code: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unauthorized.code: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Forbidden.code: grpc.StatusCode.PERMISSION_DENIED,
     errors.Overloaded.code: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _PLAIN_ERRORS: dict[str, type[errors.PracticumError]] = {
@@ -31,6 +32,7 @@ _PLAIN_ERRORS: dict[str, type[errors.PracticumError]] = {
         errors.NotFound,
         errors.Conflict,
         errors.Unauthorized,
+        errors.Forbidden,
         errors.QueueError,
         errors.QueueFull,
         errors.EngineError,
@@ -78,4 +80,6 @@ def error_from(call: grpc.aio.AioRpcError) -> errors.PracticumError:
         return RpcUnavailable(f"{call.code().name.lower()}: {detail}")
     if call.code() is grpc.StatusCode.UNAUTHENTICATED:
         return errors.Unauthorized(detail)
+    if call.code() is grpc.StatusCode.PERMISSION_DENIED:
+        return errors.Forbidden(detail)
     return errors.PracticumError(detail)

@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from practicum.clock import SystemClock
 from practicum.db.engine import check, create_engine
-from practicum.db.migrate import upgrade
 from practicum.errors import SandboxError
 from practicum.queue.redis_streams import RedisQueue
 from practicum.rest.app import create_app
 from practicum.rpc.server import start_server
 from practicum.service import run_service
-from practicum.telemetry.logs import configure_logs, get_logger
+from practicum.startup import start
+from practicum.telemetry.logs import get_logger
 from practicum.v1 import reward_pb2, reward_pb2_grpc
 from services.reward.graders import tests
 from services.reward.grading import Grading
@@ -47,12 +47,11 @@ async def serve(settings: RewardSettings) -> None:
     """Run the service until it is told to stop. Raises `SandboxError` where the sandbox does not hold."""
     clock, registry = SystemClock(), CollectorRegistry()
     metrics, defaults = RewardMetrics(registry), limits_of(settings)
-    token = settings.token.get_secret_value()
+    token = settings.keyring
     sandbox = BubblewrapSandbox()
     await sandbox.start()
     findings = await require_safe(sandbox)
     log.info("sandbox.held", backend=sandbox.name, attacks=[finding.attack for finding in findings])
-    await asyncio.to_thread(upgrade, settings.database_url, MIGRATIONS)
     engine = create_engine(settings.database_url)
     store = GradeStore(engine)
     queue = RedisQueue(
@@ -91,6 +90,11 @@ async def serve(settings: RewardSettings) -> None:
         service_names=[service.full_name for service in reward_pb2.DESCRIPTOR.services_by_name.values()],
         address=f"{settings.rpc_host}:{settings.rpc_port}",
         token=token,
+        intake=[
+            "/practicum.v1.SandboxService/Open",
+            "/practicum.v1.GradingService/Grade",
+            "/practicum.v1.GradingService/Admit",
+        ],
     )
     app = create_app(
         title="Practicum reward",
@@ -115,6 +119,7 @@ async def serve(settings: RewardSettings) -> None:
         port=settings.rest_port,
         rpc=rpc,
         workers={"grade": worker.run, "reap": sessions.reap},
+        drain_timeout_s=settings.drain_timeout_s,
         close=[sessions.close_all, sandbox.close, queue.close, engine.dispose],
     )
 
@@ -134,8 +139,7 @@ def limits_of(settings: RewardSettings) -> SandboxLimits:
 
 def main() -> None:
     """The process's entry."""
-    settings = RewardSettings()
-    configure_logs("reward", settings.log_level)
+    settings = start("reward", RewardSettings, migrations=MIGRATIONS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))

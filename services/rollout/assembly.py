@@ -196,10 +196,15 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         stalled_after_s=settings.stalled_after_s,
     )
     keeper = EngineKeeper(pool, publisher, stored=seams.stored)
+
+    async def close() -> None:
+        await runner.flush_sent()  # what ended after the reconciler's last round
+        await publisher.close()
+
     app = create_app(
         title="Practicum rollout service",
         description=DESCRIPTION,
-        token=settings.token.get_secret_value(),
+        token=settings.keyring,
         routers=[
             suite_router(
                 store=suites, catalogue=catalogue, admitter=admitter, clock=clock, new_id=seams.new_id
@@ -226,6 +231,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         ),
         workers={
             "engines": keeper.run,
+            "episodes": runner.drain,
             "runs": follower.run,
             "evaluations": evaluation_player.run,
             "demonstrations": demonstration_player.run,
@@ -235,7 +241,7 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
         },
         follower=follower,
         reconciler=reconciler,
-        close=publisher.close,
+        close=close,
     )
 
 

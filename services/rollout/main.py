@@ -10,14 +10,14 @@ import uvloop
 
 from practicum.clock import SystemClock
 from practicum.db.engine import create_engine
-from practicum.db.migrate import upgrade
 from practicum.errors import InvalidInput
 from practicum.ids import new_id
 from practicum.queue.redis_streams import RedisQueue
 from practicum.rpc.client import connect
 from practicum.rpc.server import start_server
 from practicum.service import run_service
-from practicum.telemetry.logs import configure_logs, get_logger
+from practicum.startup import start
+from practicum.telemetry.logs import get_logger
 from services.rollout.assembly import Seams, assemble
 from services.rollout.chat import ChatTemplate
 from services.rollout.engine.client import EngineClient
@@ -33,10 +33,8 @@ log = get_logger("rollout.main")
 
 
 def main() -> None:
-    """Bring the schema up to date, then serve until a signal."""
-    settings = RolloutSettings()
-    configure_logs("rollout", settings.log_level)
-    upgrade(settings.database_url, MIGRATIONS)
+    """The process's entry."""
+    settings = start("rollout", RolloutSettings, migrations=MIGRATIONS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
 
@@ -44,7 +42,7 @@ def main() -> None:
 async def serve(settings: RolloutSettings) -> None:
     """Make every connection, run the service, close every connection."""
     clock = SystemClock()
-    token = settings.token.get_secret_value()
+    token = settings.keyring
     chat = ChatTemplate.load(settings.model_path)
     context_length = context_length_of(settings.model_path)
     log.info("chat.loaded", fingerprint=chat.fingerprint, report=str(chat.report), context=context_length)
@@ -86,6 +84,7 @@ async def serve(settings: RolloutSettings) -> None:
         port=settings.rest_port,
         rpc=rpc,
         workers=service.workers,
+        drain_timeout_s=settings.drain_timeout_s,
         close=[service.close, http.aclose, reward.close, trainer.close, queue.close, database.dispose],
     )
 

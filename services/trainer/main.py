@@ -10,18 +10,17 @@ from functools import partial
 
 import grpc
 from prometheus_client import CollectorRegistry
-from sqlalchemy.exc import OperationalError
 
-from practicum.clock import Clock, SystemClock
+from practicum.clock import SystemClock
 from practicum.db.engine import check
-from practicum.db.migrate import upgrade
 from practicum.errors import PracticumError
 from practicum.queue.redis_streams import RedisQueue
 from practicum.rest.app import create_app
 from practicum.rpc.client import call, connect
 from practicum.rpc.server import start_server
 from practicum.service import run_service
-from practicum.telemetry.logs import configure_logs, get_logger
+from practicum.startup import start
+from practicum.telemetry.logs import get_logger
 from practicum.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.trainer.checkpoints.publish import Send
 from services.trainer.compute import ComputeThread
@@ -45,7 +44,6 @@ log = get_logger("trainer.main")
 HOLD_S = 10 * 365 * 86_400.0
 MAX_DELIVERIES = 1_000_000
 CANCEL_TIMEOUT_S = 10.0
-DATABASE_PATIENCE_S = 120.0
 
 DESCRIPTION = """Takes graded trajectories, trains, commits checkpoints and publishes them.
 
@@ -56,11 +54,10 @@ trained twice. One run trains at a time; the others wait in the order in which t
 async def serve(settings: TrainerSettings) -> None:
     """Run the service until it is told to stop."""
     clock, registry = SystemClock(), CollectorRegistry()
-    await _migrate(settings.database_url, clock)
     store = open_store(settings.database_url, clock)
     queue = RedisQueue(settings.redis_url, clock=clock, claim_after_s=HOLD_S, max_deliveries=MAX_DELIVERIES)
     compute = ComputeThread(settings.trainer_threads)
-    token = settings.token.get_secret_value()
+    token = settings.keyring
     channel = connect(settings.rollout_rpc, token=token) if settings.rollout_rpc else None
     progress = ProgressBoard(clock)
     worker = TrainerWorker(
@@ -117,6 +114,7 @@ async def serve(settings: TrainerSettings) -> None:
         port=settings.rest_port,
         rpc=rpc,
         workers={"train": worker.run, "sweep": StreamSweeper(store, queue, clock).run},
+        drain_timeout_s=settings.drain_timeout_s,
         close=[
             compute.close,
             queue.close,
@@ -124,20 +122,6 @@ async def serve(settings: TrainerSettings) -> None:
             *([] if channel is None else [channel.close]),
         ],
     )
-
-
-async def _migrate(url: str, clock: Clock) -> None:
-    """Bring the schema up to date; a database that starts later than we do is waited for."""
-    deadline_s, retry_s = clock.monotonic() + DATABASE_PATIENCE_S, 0.5
-    while True:
-        try:
-            return await asyncio.to_thread(upgrade, url, MIGRATIONS)
-        except OperationalError as error:
-            if clock.monotonic() >= deadline_s:
-                raise
-            log.warning("database.away", error=str(error.orig))
-        await clock.sleep(retry_s)
-        retry_s = min(retry_s * 2, 10.0)
 
 
 def _sender(channel: grpc.aio.Channel, timeout_s: float) -> Send:
@@ -165,8 +149,7 @@ def _canceller(channel: grpc.aio.Channel | None) -> Callable[[str], Awaitable[No
 
 def main() -> None:
     """The process's entry."""
-    settings = TrainerSettings()
-    configure_logs("trainer", settings.log_level)
+    settings = start("trainer", TrainerSettings, migrations=MIGRATIONS)
     asyncio.run(serve(settings))
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, select, update
+from sqlalchemy.exc import DBAPIError
 
-from practicum.db.engine import JsonText, UtcDateTime, create_engine, transaction
+from practicum.db.engine import JsonText, UtcDateTime, create_engine, reading, transaction
 
 metadata = MetaData()
 counters = Table("test_counters", metadata, Column("id", Integer, primary_key=True), Column("value", Integer))
@@ -68,3 +69,40 @@ async def test_transaction_when_the_body_raises_rolls_back(tmp_path: Path) -> No
 def test_create_engine_when_the_database_is_unknown_names_the_setting() -> None:
     with pytest.raises(ValueError, match="database_url: mysql"):
         create_engine("mysql://host/db")
+
+
+async def test_reading_when_another_writes_waits_for_nobody_and_sees_one_state(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/db.sqlite")
+    async with transaction(engine) as connection:
+        await connection.run_sync(metadata.create_all)
+        await connection.execute(counters.insert().values(id=1, value=1))
+    async with asyncio.timeout(10), transaction(engine) as writing:
+        await writing.execute(update(counters).values(value=2))
+        async with reading(engine) as connection:  # a queue behind the writer would never end
+            assert (await connection.execute(select(counters.c.value))).scalar_one() == 1
+            await writing.commit()
+            assert (await connection.execute(select(counters.c.value))).scalar_one() == 1
+    async with reading(engine) as connection:
+        assert (await connection.execute(select(counters.c.value))).scalar_one() == 2
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+async def test_reading_when_it_writes_is_refused_and_the_connection_writes_again_after(
+    request: pytest.FixtureRequest, tmp_path: Path, backend: str
+) -> None:
+    url = (
+        f"sqlite:///{tmp_path}/db.sqlite" if backend == "sqlite" else request.getfixturevalue("postgres_url")
+    )
+    engine = create_engine(url)
+    async with transaction(engine) as connection:
+        await connection.run_sync(metadata.create_all)
+    for number in range(3):
+        async with transaction(engine) as connection:
+            await connection.execute(counters.insert().values(id=number, value=1))
+        with pytest.raises(DBAPIError, match=r"read-?only"):
+            async with reading(engine) as connection:
+                await connection.execute(update(counters).values(value=2))
+    async with reading(engine) as connection:
+        assert (await connection.execute(select(counters.c.value))).scalars().all() == [1, 1, 1]
+    await engine.dispose()

@@ -9,32 +9,17 @@ from typing import Any
 
 import pytest
 
-from practicum.rest.app import create_app
-from services.reward.rest.routes import grades_router, sandbox_router
-from services.trainer.rest.routes import checkpoints_router, runs_router
 from tests.fixtures.rollout import rollout_service
+from tests.fixtures.service_apps import SERVICES, service_app
 
 Json = dict[str, Any]
-SERVICES = ("reward", "rollout", "trainer")
-_ABSENT: Any = None
 
 
 @pytest.fixture(params=SERVICES)
 async def document(request: pytest.FixtureRequest, tmp_path: Path) -> Json:
     """The OpenAPI document of each service in turn."""
-    match request.param:
-        case "rollout":
-            async with rollout_service(tmp_path, workers=[]) as rollout:
-                return dict(rollout.service.app.openapi())
-        case "reward":
-            routers = [
-                grades_router(_ABSENT, _ABSENT, _ABSENT),
-                sandbox_router(_ABSENT, _ABSENT, _ABSENT, 1),
-            ]
-        case _:
-            routers = [runs_router(_ABSENT, _ABSENT, _ABSENT), checkpoints_router(_ABSENT)]
-    app = create_app(title="service", description="test", token="t", routers=routers, readiness={})
-    return app.openapi()
+    async with service_app(request.param, tmp_path) as app:
+        return dict(app.openapi())
 
 
 def operations(document: Json) -> Iterator[tuple[str, Json]]:
@@ -95,7 +80,7 @@ async def test_error_when_declared_is_a_problem_in_its_own_media_type(document: 
     for name, item in operations(document):
         errors = {status: answer for status, answer in item["responses"].items() if status >= "400"}
         if name.split()[1].startswith("/v1/"):
-            assert {"401", "404", "409", "422", "429", "503"} <= set(errors), name
+            assert {"401", "403", "404", "409", "422", "429", "503"} <= set(errors), name
         for status, answer in errors.items():
             assert list(answer["content"]) == ["application/problem+json"], (name, status)
             reference = answer["content"]["application/problem+json"]["schema"]["$ref"]

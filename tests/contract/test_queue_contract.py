@@ -87,6 +87,51 @@ async def test_F03_read_when_a_consumer_dies_gives_its_entries_to_another(queue:
     assert await claim(queue, stream, "alive") == ["run-0", "run-1"]
 
 
+async def test_give_back_when_called_gives_entries_to_another_before_their_time(
+    request: pytest.FixtureRequest, queue: Queue, stream: str
+) -> None:
+    is_redis = isinstance(queue, RedisQueue)
+    patient: Queue = (
+        RedisQueue(request.getfixturevalue("redis_url"), claim_after_s=3600, max_deliveries=3)
+        if is_redis
+        else MemoryQueue(claim_after_s=3600, max_deliveries=3)
+    )
+    await publish(patient, stream, 3)
+    await patient.ensure_group(stream, GROUP)
+    entries = await patient.read(stream, GROUP, "a", max_entries=2, wait_s=0.05)
+    assert [entry.num_deliveries for entry in entries] == [1, 1]
+    ids = [entry.entry_id for entry in entries]
+    await patient.give_back(stream, GROUP, "b", ids)  # not b's to give
+    await patient.give_back(stream, GROUP, "a", [])
+    await patient.give_back(stream, GROUP, "a", ids[:1])
+    other: Queue = (
+        RedisQueue(request.getfixturevalue("redis_url"), claim_after_s=3600, max_deliveries=3)
+        if is_redis
+        else patient
+    )
+    taken: list[tuple[str, int]] = []
+    for _ in range(2):
+        found = await other.read(stream, GROUP, "b", max_entries=10, wait_s=0.05)
+        taken += [(entry.entry_id, entry.num_deliveries) for entry in found]
+    assert taken[0] == (ids[0], 2), "given back: one more delivery, and none for the giving"
+    assert [entry_id for entry_id, _ in taken[1:]] not in ([ids[1]], []), "the rest is what was never read"
+    assert ids[1] not in [entry_id for entry_id, _ in taken]
+    assert [entry.entry_id for entry in await other.read_own_pending(stream, GROUP, "a")] == [ids[1]]
+    await patient.give_back(stream, GROUP, "a", ids[:1])  # b has it now, and keeps it
+    assert await patient.read(stream, GROUP, "c", max_entries=10, wait_s=0.05) == []
+    await patient.close()
+    await other.close()
+
+
+async def test_give_back_when_the_same_consumer_restarts_is_its_own_still(queue: Queue, stream: str) -> None:
+    await publish(queue, stream, 1)
+    await queue.ensure_group(stream, GROUP)
+    (entry,) = await queue.read(stream, GROUP, "a", max_entries=1, wait_s=0.05)
+    await queue.give_back(stream, GROUP, "a", [entry.entry_id])
+    owed = await queue.read_own_pending(stream, GROUP, "a")
+    assert [found.entry_id for found in owed] == [entry.entry_id]
+
+
 async def test_read_when_acked_never_gives_the_entry_again(queue: Queue, stream: str) -> None:
     await queue.ensure_group(stream, GROUP)
     await publish(queue, stream, 1)

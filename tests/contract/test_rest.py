@@ -8,7 +8,9 @@ import httpx
 import pytest
 from fastapi import APIRouter, Query
 
+from practicum.auth.scopes import Scope
 from practicum.errors import Conflict, InvalidInput, Overloaded
+from practicum.rest.access import ScopedRoute, needs
 from practicum.rest.app import create_app
 from practicum.rest.models import ApiModel
 from practicum.rest.paging import decode_page_token, encode_page_token
@@ -31,9 +33,9 @@ async def check_database() -> None:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     broken.clear()
-    router = APIRouter()
+    router = APIRouter(route_class=ScopedRoute)
 
-    @router.post("/v1/things")
+    @router.post("/v1/things", dependencies=[needs(Scope.SUBMIT)])
     async def create(body: Body) -> dict[str, str]:
         match body.name:
             case "taken":
@@ -44,7 +46,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
                 raise RuntimeError("a secret path")
         return {"name": body.name}
 
-    @router.get("/v1/things")
+    @router.get("/v1/things", dependencies=[needs(Scope.SUBMIT)])
     async def listing(page_size: Annotated[int, Query(ge=1, le=10)] = 5) -> dict[str, int]:
         return {"page_size": page_size}
 

@@ -41,6 +41,11 @@ class Servicer(trainer_pb2_grpc.TrainerServiceServicer):
         for _ in range(NUM_CHUNKS):
             yield trainer_pb2.TrajectoryChunk(data=b"x" * CHUNK_BYTES)
 
+    async def ListRuns(
+        self, request: trainer_pb2.ListRunsRequest, context: Any
+    ) -> trainer_pb2.ListRunsResponse:
+        return trainer_pb2.ListRunsResponse()
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[RpcServer]:
@@ -49,6 +54,7 @@ async def server() -> AsyncIterator[RpcServer]:
         service_names=[SERVICE],
         address="127.0.0.1:0",
         token="right",
+        intake=[f"/{SERVICE}/ListRuns"],
     )
     yield made
     await made.stop(0)
@@ -127,3 +133,27 @@ async def test_health_and_reflection_when_asked_without_a_token_answer(server: R
             names = {service.name for service in listing.list_services_response.service}
             assert SERVICE in names
             break
+
+
+async def test_server_when_it_drains_refuses_what_begins_and_answers_the_rest(
+    server: RpcServer, stub: Any
+) -> None:
+    listing = trainer_pb2.ListRunsRequest()
+    await call(stub.ListRuns, listing, timeout_s=10)
+    await server.drain()
+    with pytest.raises(RpcUnavailable, match="draining"):
+        await call(stub.ListRuns, listing, timeout_s=10)
+    assert (await get_run(stub, "r1")).run_id == "r1"
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_call_when_the_server_stops_in_the_middle_is_unavailable(server: RpcServer, stub: Any) -> None:
+    calling = asyncio.create_task(get_run(stub, "slow"))
+    await get_run(stub, "r1")  # the slow one is there too
+    await server.stop(0.1)
+    with pytest.raises(RpcUnavailable):
+        await calling

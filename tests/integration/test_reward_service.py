@@ -20,9 +20,10 @@ from practicum.cli.ports import free_port
 from practicum.errors import Conflict, InvalidInput, NotFound, Overloaded, Unauthorized
 from practicum.queue.redis_streams import RedisQueue
 from practicum.queue.streams import GRADING, trajectories
-from practicum.rpc.client import call, connect
+from practicum.rpc.client import RpcUnavailable, call, connect
 from practicum.v1 import reward_pb2 as pb
 from practicum.v1 import reward_pb2_grpc, trajectory_pb2
+from tests.fixtures.endpoint_table import operation_rows, operations_of
 from tests.fixtures.reward import (
     BROKEN,
     FIXED,
@@ -65,7 +66,7 @@ class Service:
 
 
 @contextmanager
-def running(redis_url: str, folder: Path) -> Iterator[Process]:
+def running(redis_url: str, folder: Path, *, drain_timeout_s: float = 1.0) -> Iterator[Process]:
     """Starts the service, waits until it is ready, and ends it."""
     rest_port, rpc_port = free_port(), free_port()
     environment = os.environ | {
@@ -75,6 +76,7 @@ def running(redis_url: str, folder: Path) -> Iterator[Process]:
         "PRACTICUM_REST_PORT": str(rest_port),
         "PRACTICUM_RPC_PORT": str(rpc_port),
         "PRACTICUM_REWARD_MAX_SESSIONS": "4",
+        "PRACTICUM_DRAIN_TIMEOUT_S": str(drain_timeout_s),
     }
     command = [sys.executable, "-m", "services.reward.main"]
     popen = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
@@ -110,6 +112,11 @@ async def service(shared: Process) -> AsyncIterator[Service]:
     channel = connect(shared.rpc_address, token=TOKEN)
     yield Service(process=shared, channel=channel)
     await channel.close()
+
+
+def test_endpoints_of_the_process_are_those_of_the_table(shared: Process) -> None:
+    document = httpx.get(f"{shared.rest}/openapi.json", timeout=TIMEOUT_S).json()
+    assert sorted(operations_of("reward", document)) == operation_rows("reward")
 
 
 async def test_an_episode_over_grpc(service: Service) -> None:
@@ -275,6 +282,36 @@ async def test_the_end_of_the_service_ends_its_sandboxes(
         status = await asyncio.to_thread(process.popen.wait, 20)
         assert status == (0 if number == signal.SIGTERM else -number)
         await _gone(children)
+
+
+async def test_a_stop_refuses_new_sessions_and_goes_on_with_the_open_one(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with running(redis_url, tmp_path, drain_timeout_s=60) as process:
+        channel = connect(process.rpc_address, token=TOKEN)
+        stub = reward_pb2_grpc.SandboxServiceStub(channel)
+        opening = pb.OpenRequest(session_id="s", workspace=workspace_to_pb(make_task().workspace))
+        opening.tools.append("read_file")
+        await call(stub.Open, opening, timeout_s=TIMEOUT_S)
+        process.popen.send_signal(signal.SIGTERM)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(base_url=process.rest, timeout=TIMEOUT_S, headers=headers) as http:
+            async with asyncio.timeout(TIMEOUT_S):
+                while (await http.get("/readyz")).status_code != 503:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            refused = await http.get("/v1/grades")
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
+            assert (await http.get("/healthz")).status_code == 200
+        with pytest.raises(RpcUnavailable, match="draining"):
+            await call(stub.Open, pb.OpenRequest(session_id="t"), timeout_s=TIMEOUT_S)
+        reading = pb.CallToolRequest(
+            session_id="s", call_id="1", name="read_file", arguments_json='{"path": "calc.py"}'
+        )
+        assert (await call(stub.CallTool, reading, timeout_s=TIMEOUT_S)).output == BROKEN
+        assert process.popen.poll() is None
+        await call(stub.Close, pb.CloseRequest(session_id="s"), timeout_s=TIMEOUT_S)
+        assert await asyncio.to_thread(process.popen.wait, 20) == 0
+        await channel.close()
 
 
 async def _gone(pids: list[int]) -> None:

@@ -158,10 +158,10 @@ class MovableClock(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
-def execute(database: Path, statement: str) -> None:
-    """Change the service's database behind its back."""
+def execute(database: Path, statement: str) -> list[Any]:
+    """Read or change the service's database behind its back."""
     with closing(sqlite3.connect(database, timeout=20)) as connection:
-        connection.execute(statement)
+        return connection.execute(statement).fetchall()
 
 
 async def test_episodes_when_their_end_was_lost_are_played_again(tmp_path: Path) -> None:
@@ -209,6 +209,79 @@ async def test_run_when_the_service_restarts_plays_its_open_episodes_again_as_th
         assert {trajectory.episode_id for trajectory in played} == open_ids
         assert {trajectory.attempt for trajectory in played} == {2}
         assert len(engine.requests) == 24, "no group was begun twice"
+
+
+async def test_run_when_the_service_drains_ends_its_episodes_and_begins_none(tmp_path: Path) -> None:
+    async with rollout_service(tmp_path, drain_s=15) as rollout:
+        engine = rollout.engines[0]
+        engine.hold.clear()
+        await follow(rollout)
+        await until(lambda: engine.num_running == 8)
+        rollout.trainer.runs["run_1"] = make_run(groups_consumed=4, weight_version=2)
+        rollout.stop.set()
+        engine.hold.set()
+    assert not rollout.reward.open_sessions
+    rows = execute(tmp_path / "rollout.sqlite", "SELECT state, attempt, is_owed FROM rollout_episodes")
+    assert rows == [("grading", 1, 0)] * 8
+
+
+async def test_run_when_the_drain_is_over_gives_its_episodes_back(tmp_path: Path) -> None:
+    reward = ScriptedReward()
+    async with rollout_service(tmp_path, reward=reward, drain_s=0.1) as rollout:
+        engine = rollout.engines[0]
+        engine.hold.clear()
+        await follow(rollout)
+        await until(lambda: engine.num_running == 8)
+        rollout.stop.set()
+    assert sorted(engine.aborted) == sorted(request["rid"] for request in engine.requests[-8:])
+    assert len(reward.opened) == 8
+    assert not reward.open_sessions
+    rows = execute(tmp_path / "rollout.sqlite", "SELECT state, attempt FROM rollout_episodes")
+    assert rows == [("running", 1)] * 8
+    engine.hold.set()
+    async with rollout_service(tmp_path, trainer=rollout.trainer, engines=rollout.engines) as again:
+        requests = await again.graded(8, lambda request: 1.0)
+        assert {request.trajectory.attempt for request in requests} == {2}
+
+
+async def test_episode_when_it_waits_for_its_next_attempt_does_not_hold_up_the_drain(tmp_path: Path) -> None:
+    reward = ScriptedReward()
+    reward.open_error = lambda session_id: SandboxError("no sandbox today")
+    async with rollout_service(tmp_path, reward=reward, drain_s=15) as rollout:
+        await follow(rollout)
+
+        async def all_wait() -> bool:
+            return "practicum_rollout_retries_total 8.0" in (await rollout.rest.get("/metrics")).text
+
+        await until(all_wait)
+        rollout.stop.set()
+    rows = execute(tmp_path / "rollout.sqlite", "SELECT state, attempt FROM rollout_episodes")
+    assert rows == [("running", 1)] * 8, "the next attempt was not begun"
+
+
+async def test_evaluation_when_the_service_drains_goes_on_at_the_next_start(tmp_path: Path) -> None:
+    body = {"suite": "bugs@1", "split": "train", "num_tasks": 2, "episodes_per_task": 12}
+    async with rollout_service(tmp_path, drain_s=15) as rollout:
+        engine = rollout.engines[0]
+        engine.hold.clear()
+        await rollout.post("/v1/suites", suite_body(), expect=201)
+        await rollout.publish("run_1", 0)
+        made = await rollout.post("/v1/evaluations", body, expect=202)
+        await until(lambda: engine.num_running == 16)
+        rollout.stop.set()
+        engine.hold.set()
+    states = "SELECT state, COUNT(*) FROM rollout_episodes GROUP BY state ORDER BY state"
+    assert execute(tmp_path / "rollout.sqlite", states) == [("grading", 16), ("running", 8)]
+    async with rollout_service(
+        tmp_path, trainer=rollout.trainer, engines=rollout.engines, queue=rollout.queue
+    ) as again:
+        await again.graded(24, lambda request: 1.0)
+
+        async def is_done() -> bool:
+            shown = await again.get(f"/v1/evaluations/{made['evaluation_id']}")
+            return bool(shown["state"] == "completed")
+
+        await until(is_done)
 
 
 async def test_run_when_the_engines_serve_something_else_gets_its_weights_back(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from practicum.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2
 from practicum.wire import trajectory_from_pb, trajectory_to_pb
 from services.trainer.checkpoints.manifest import verify_folder
 from services.trainer.store import open_store, tables
+from tests.fixtures.endpoint_table import operation_rows, operations_of
 from tests.fixtures.trainer import failed, model_folder, trajectory
 
 TOKEN = "token-of-the-test"
@@ -244,6 +245,8 @@ async def test_service_when_groups_arrive_trains_publishes_and_answers_on_every_
     await stranger.close()
     assert {request.run_id for request in rollout[0].requests} == {run_id}
     assert rollout[0].requests[-1].weight_version == 2
+    document = (await trainer.client.get("/openapi.json")).json()
+    assert sorted(operations_of("trainer", document)) == operation_rows("trainer")
     metrics = (await trainer.client.get("/metrics")).text
     assert 'practicum_trainer_steps_total{updated="true"} 2.0' in metrics
     assert 'practicum_trainer_quarantined_total{reason="group_size"} 1.0' in metrics

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +270,60 @@ async def test_F21_run_when_one_batch_is_unusable_goes_on_with_the_next(tmp_path
         await send_group(trainer, run_id, 1)
         body = await trainer.until(run_id, lambda body: body["state"] == "completed")
         assert (body["weight_version"], body["groups_consumed"]) == (1, 2)
+
+
+class HeldStep(MegatronBackend):
+    """Computes a step only when it is let."""
+
+    begun = threading.Event()
+    let = threading.Event()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self.begun.set()
+        assert self.let.wait(60)
+        return super().train(*args, **kwargs)
+
+
+async def test_stop_when_a_step_is_being_computed_commits_it_whole(tmp_path: Path, model: Path) -> None:
+    HeldStep.begun.clear()
+    HeldStep.let.clear()
+    queue = MemoryQueue(claim_after_s=1e9)
+    async with serving(tmp_path, queue=queue, load_backend=HeldStep.load) as trainer:
+        run_id = await trainer.make_run(model)
+        await send_group(trainer, run_id, 0)
+        await send_group(trainer, run_id, 1)
+        assert await asyncio.to_thread(HeldStep.begun.wait, 60)
+        trainer.stop.set()
+        HeldStep.let.set()
+        await trainer.working
+        assert (await trainer.store.runs.get(run_id)).weight_version == 1
+        assert (await trainer.queue.depth(stream_of(run_id), "trainer")).pending <= 2, "one group is owed"
+    async with serving(tmp_path, queue=queue) as again:
+        body = await again.until(run_id, lambda body: body["state"] == "completed")
+        assert [step["trajectories"] for step in body["steps"]] == [2, 2]
+
+
+async def test_stop_when_a_step_takes_too_long_drops_it_whole(tmp_path: Path, model: Path) -> None:
+    HeldStep.begun.clear()
+    HeldStep.let.clear()
+    queue = MemoryQueue(claim_after_s=1e9)
+    async with serving(tmp_path, queue=queue, load_backend=HeldStep.load) as trainer:
+        run_id = await trainer.make_run(model)
+        await send_group(trainer, run_id, 0)
+        assert await asyncio.to_thread(HeldStep.begun.wait, 60)
+        trainer.stop.set()
+        trainer.working.cancel()
+        HeldStep.let.set()
+        await asyncio.wait([trainer.working])
+        assert trainer.working.cancelled()
+        run = await trainer.store.runs.get(run_id)
+        assert (run.weight_version, run.groups_consumed) == (0, 0)
+        assert (await trainer.queue.depth(stream_of(run_id), "trainer")).pending == 2
+        assert [path.name for path in (tmp_path / "checkpoints" / run_id).iterdir()] == ["v000000"]
+    async with serving(tmp_path, queue=queue) as again:
+        await send_group(again, run_id, 1)
+        body = await again.until(run_id, lambda body: body["state"] == "completed")
+        assert [step["trajectories"] for step in body["steps"]] == [2, 2]
 
 
 class FullDisk(MegatronBackend):

@@ -5,8 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from practicum.auth.scopes import Scope
 from practicum.errors import InvalidInput
 from practicum.ids import new_id
+from practicum.rest.access import ScopedRoute, needs
 from practicum.rest.models import Page
 from practicum.rest.paging import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, decode_page_token, encode_page_token
 from practicum.trajectory import Outcome
@@ -29,9 +31,11 @@ from services.reward.store.grades import GradeStore
 
 def grades_router(store: GradeStore, grading: Grading, defaults: SandboxLimits) -> APIRouter:
     """Routes of grades."""
-    router = APIRouter(prefix="/v1/grades", tags=["grades"])
+    router = APIRouter(prefix="/v1/grades", tags=["grades"], route_class=ScopedRoute)
 
-    @router.get("", summary="Grades in the order in which they were given")
+    @router.get(
+        "", dependencies=[needs(Scope.SUBMIT)], summary="Grades in the order in which they were given"
+    )
     async def list_grades(
         run_id: Annotated[str | None, Query(description="Only grades of this run.")] = None,
         page_size: Annotated[
@@ -48,14 +52,16 @@ def grades_router(store: GradeStore, grading: Grading, defaults: SandboxLimits) 
         token = encode_page_token(last.created_at, last.trajectory_id) if last else None
         return Page[StoredGradeBody](items=items, next_page_token=token)
 
-    @router.get("/{trajectory_id}", summary="The grade of a trajectory")
+    @router.get("/{trajectory_id}", dependencies=[needs(Scope.SUBMIT)], summary="The grade of a trajectory")
     async def get_grade(
         trajectory_id: Annotated[str, Path(description="The trajectory.", examples=["ep_0197f0c2-1"])],
     ) -> StoredGradeBody:
         """404 where it was not graded yet."""
         return stored_grade_body(await store.get(trajectory_id))
 
-    @router.post("", summary="Grade a workspace now; the answer is not stored")
+    @router.post(
+        "", dependencies=[needs(Scope.SUBMIT)], summary="Grade a workspace now; the answer is not stored"
+    )
     async def grade_now(body: GradeRequestBody) -> GradeBody:
         """As an episode is graded: in a clean sandbox, with only the changes that `editable` lets count."""
         task = Task(
@@ -81,9 +87,9 @@ def sandbox_router(
     sandbox: Sandbox, findings: Mapping[str, Finding], sessions: SessionRegistry, max_sessions: int
 ) -> APIRouter:
     """What the sandbox is."""
-    router = APIRouter(prefix="/v1/sandbox", tags=["sandbox"])
+    router = APIRouter(prefix="/v1/sandbox", tags=["sandbox"], route_class=ScopedRoute)
 
-    @router.get("/capabilities", summary="What the sandbox enforces")
+    @router.get("/capabilities", dependencies=[needs(Scope.OPERATE)], summary="What the sandbox enforces")
     async def capabilities() -> CapabilitiesBody:
         """Also what the self-attack met at boot, and how many sessions are open."""
         return CapabilitiesBody(

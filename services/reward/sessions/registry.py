@@ -59,6 +59,7 @@ class SessionRegistry:
         self._idle_timeout_s = idle_timeout_s
         self._gauge = gauge
         self._held: dict[str, _Held] = {}
+        self._forgotten = asyncio.Event()  # set when a session ended
 
     @property
     def num_open(self) -> int:
@@ -158,12 +159,19 @@ class SessionRegistry:
             await self._end(session_id, held)
 
     async def reap(self, stop: asyncio.Event, *, every_s: float = 1.0) -> None:
-        """Ends sessions that are too old or idle, until told to stop."""
+        """Ends sessions that are too old or idle. Told to stop, it returns once none is open."""
         while not stop.is_set():
-            for session_id, reason in self.overdue():
-                _log.warning("session.reaped", session_id=session_id, reason=reason)
-                await self.close(session_id)
+            await self._end_overdue()
             await pause(stop, every_s)
+        while self._held:
+            await self._end_overdue()
+            self._forgotten.clear()
+            await pause(self._forgotten, every_s)
+
+    async def _end_overdue(self) -> None:
+        for session_id, reason in self.overdue():
+            _log.warning("session.reaped", session_id=session_id, reason=reason)
+            await self.close(session_id)
 
     def overdue(self) -> Sequence[tuple[str, str]]:
         """Sessions whose time is up, with the reason."""
@@ -209,6 +217,7 @@ class SessionRegistry:
     def _forget(self, session_id: str, held: _Held) -> None:
         if self._held.get(session_id) is held:
             del self._held[session_id]
+            self._forgotten.set()
         self._gauge.set(len(self._held))
 
 

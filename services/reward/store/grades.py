@@ -9,7 +9,7 @@ from sqlalchemy import Row, and_, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import NotFound
 from practicum.trajectory import Grade, GradeComponent, Outcome, TestResult
 from services.reward.store.tables import grades
@@ -36,7 +36,7 @@ class GradeStore:
     async def find(self, trajectory_id: str) -> StoredGrade | None:
         """The grade of a trajectory; None where it has none yet."""
         statement = select(grades).where(grades.c.trajectory_id == trajectory_id)
-        async with self._engine.connect() as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(statement)).one_or_none()
         return None if row is None else _from_row(row)
 
@@ -80,7 +80,7 @@ class GradeStore:
                     and_(grades.c.created_at == created_at, grades.c.trajectory_id > trajectory_id),
                 )
             )
-        async with self._engine.connect() as connection:
+        async with reading(self._engine) as connection:
             rows = (await connection.execute(statement)).all()
         return [_from_row(row) for row in rows]
 

@@ -6,10 +6,12 @@ acknowledged only after its grade is stored and published, so that a crash anywh
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from practicum.clock import Clock
 from practicum.errors import InvalidInput, PracticumError, QueueError
+from practicum.pauses import pause
 from practicum.queue.base import Entry, Queue
 from practicum.queue.streams import EVENTS, GRADING, trajectories
 from practicum.telemetry.logs import get_logger
@@ -41,36 +43,62 @@ class GradingWorker:
     concurrency: int
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Consumes until told to stop, first what an earlier life left; what is in hand then is finished."""
-        owed: deque[Entry] | None = None  # None = not known yet
+        """Consumes until told to stop, first what an earlier life left; what is in hand then is finished.
+
+        Cancelled, it leaves what is in hand. What was read and not graded is given back, whatever ended it.
+        """
+        owed: deque[Entry] = deque()
+        is_owed_known = False
         in_hand: dict[str, asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as group:
-            while not stop.is_set():
-                free = self.concurrency - len(in_hand)
-                if free == 0:
-                    await asyncio.wait(in_hand.values(), return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                try:
-                    if owed is None:
-                        owed = deque(await self.queue.read_own_pending(GRADING, GROUP, self.consumer))
-                    entries = [owed.popleft()] if owed else await self._read(free)
-                except QueueError as error:
-                    _log.warning("grading.read_failed", error=str(error))
-                    await self.clock.sleep(RETRY_S)
-                    continue
-                for entry in entries:
-                    if entry.entry_id in in_hand:
-                        continue  # a grading longer than the claim time, claimed from ourselves
-                    in_hand[entry.entry_id] = group.create_task(self._handle(entry, in_hand))
+        left: list[Entry] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                while not stop.is_set():
+                    free = self.concurrency - len(in_hand)
+                    if free == 0:
+                        await asyncio.wait(in_hand.values(), return_when=asyncio.FIRST_COMPLETED)
+                        continue
+                    try:
+                        if not is_owed_known:
+                            owed.extend(await self.queue.read_own_pending(GRADING, GROUP, self.consumer))
+                            is_owed_known = True
+                        entries = [owed.popleft()] if owed else await self._read(free)
+                    except QueueError as error:
+                        _log.warning("grading.read_failed", error=str(error))
+                        await pause(stop, RETRY_S)
+                        continue
+                    for entry in entries:
+                        if entry.entry_id in in_hand:
+                            continue  # a grading longer than the claim time, claimed from ourselves
+                        if stop.is_set():  # it was waited for when the stop came
+                            left.append(entry)
+                            continue
+                        in_hand[entry.entry_id] = group.create_task(self._handle(entry, in_hand, left))
+        finally:
+            await self._give_back([*left, *owed])
+
+    async def _give_back(self, entries: Sequence[Entry]) -> None:
+        try:
+            ids = [entry.entry_id for entry in entries]
+            await self.queue.give_back(GRADING, GROUP, self.consumer, ids)
+        except QueueError as error:
+            # Then they come again after the claim time.
+            _log.warning("grading.not_given_back", entries=len(entries), error=str(error))
+        else:
+            if entries:
+                _log.info("grading.given_back", entries=len(entries))
 
     async def _read(self, max_entries: int) -> list[Entry]:
         return await self.queue.read(
             GRADING, GROUP, self.consumer, max_entries=max_entries, wait_s=READ_WAIT_S
         )
 
-    async def _handle(self, entry: Entry, in_hand: dict[str, asyncio.Task[None]]) -> None:
+    async def _handle(self, entry: Entry, in_hand: dict[str, asyncio.Task[None]], left: list[Entry]) -> None:
         try:
             await self.grade_entry(entry)
+        except asyncio.CancelledError:
+            left.append(entry)
+            raise
         except PracticumError as error:
             # not acknowledged: it comes again, and lies with the dead letters after its last delivery
             _log.error("grading.entry_failed", entry_id=entry.entry_id, code=error.code, error=str(error))

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
+from practicum.auth.scopes import Scope
+from practicum.rest.access import ScopedRoute, needs
 from practicum.rest.models import Page
 from practicum.rest.paging import DEFAULT_PAGE_SIZE, decode_page_token, encode_page_token
 from practicum.trajectory import Row
@@ -20,16 +22,20 @@ EpisodeId = Annotated[str, Path(description="The episode.", examples=["ep_0197f0
 
 def episode_router(*, store: EpisodeStore, reconciler: Reconciler) -> APIRouter:
     """The routes of episodes."""
-    router = APIRouter(prefix="/v1", tags=["episodes"])
+    router = APIRouter(prefix="/v1", tags=["episodes"], route_class=ScopedRoute)
 
-    @router.get("/episodes/{episode_id}", summary="One episode with its turns and token-level rows")
+    @router.get(
+        "/episodes/{episode_id}",
+        dependencies=[needs(Scope.SUBMIT)],
+        summary="One episode with its turns and token-level rows",
+    )
     async def get_episode(episode_id: EpisodeId) -> EpisodeDetail:
         """Rows hold ids, mask reasons, logprobs and weight versions; empty until the episode has ended."""
         episode = await store.get(episode_id)
         stored = await store.trajectory(episode_id, episode.attempt)
         return _detail(episode, None if stored is None else stored[0])
 
-    @router.get("/episodes", summary="Episodes, oldest first")
+    @router.get("/episodes", dependencies=[needs(Scope.SUBMIT)], summary="Episodes, oldest first")
     async def list_episodes(
         run_id: Annotated[str | None, Query(description="Only episodes of this run.")] = None,
         evaluation_id: Annotated[str | None, Query(description="Only episodes of this evaluation.")] = None,
@@ -46,7 +52,9 @@ def episode_router(*, store: EpisodeStore, reconciler: Reconciler) -> APIRouter:
         token = encode_page_token(found[-1].created_at, found[-1].episode_id) if more else None
         return Page(items=[EpisodeView(**_plain(episode)) for episode in found], next_page_token=token)
 
-    @router.post("/episodes/{episode_id}:cancel", summary="End an episode")
+    @router.post(
+        "/episodes/{episode_id}:cancel", dependencies=[needs(Scope.OPERATE)], summary="End an episode"
+    )
     async def cancel_episode(episode_id: EpisodeId) -> EpisodeView:
         """409 where it has ended. The episode's group closes without it."""
         return EpisodeView(**_plain(await reconciler.cancel(episode_id)))

@@ -5,8 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
+from practicum.auth.scopes import Scope
 from practicum.clock import Clock
 from practicum.errors import InvalidInput, NotFound
+from practicum.rest.access import ScopedRoute, needs
 from practicum.rest.idempotency import body_digest, check_key
 from practicum.rest.models import ApiModel, Page
 from practicum.rest.paging import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, decode_page_token, encode_page_token
@@ -47,10 +49,11 @@ def suite_router(
     new_id: Callable[[str], str],
 ) -> APIRouter:
     """The routes of suites and tasks."""
-    router = APIRouter(prefix="/v1", tags=["tasks"])
+    router = APIRouter(prefix="/v1", tags=["tasks"], route_class=ScopedRoute)
 
     @router.post(
         "/suites",
+        dependencies=[needs(Scope.SUBMIT)],
         status_code=201,
         response_model=SuiteView,
         response_description="The suite, stored now.",
@@ -86,7 +89,7 @@ def suite_router(
         admitter.wake.set()
         return Response(answer, status_code=201, media_type="application/json")
 
-    @router.get("/suites", summary="Suites, oldest first")
+    @router.get("/suites", dependencies=[needs(Scope.SUBMIT)], summary="Suites, oldest first")
     async def list_suites(
         page_size: PageSize = DEFAULT_PAGE_SIZE, page_token: PageToken = None
     ) -> Page[SuiteView]:
@@ -97,7 +100,7 @@ def suite_router(
         token = encode_page_token(found[-1].created_at, found[-1].suite_id) if more else None
         return Page(items=await _suite_views(store, found), next_page_token=token)
 
-    @router.get("/suites/{suite}", summary="One suite")
+    @router.get("/suites/{suite}", dependencies=[needs(Scope.SUBMIT)], summary="One suite")
     async def get_suite(suite: Annotated[str, Path(description="Id, name, or name@version.")]) -> SuiteView:
         """With its numbers of tasks by split and state."""
         found = await store.find(suite)
@@ -105,7 +108,13 @@ def suite_router(
             raise NotFound(f"suite {suite}")
         return (await _suite_views(store, [found]))[0]
 
-    @router.post("/tasks", status_code=201, response_model=TaskView, summary="Add a task to a suite")
+    @router.post(
+        "/tasks",
+        dependencies=[needs(Scope.SUBMIT)],
+        status_code=201,
+        response_model=TaskView,
+        summary="Add a task to a suite",
+    )
     async def create_task(body: TaskRequest, idempotency_key: IdempotencyKey = None) -> Response:
         """The task is stored at once and admitted in the background."""
         key = check_key(idempotency_key)
@@ -122,12 +131,12 @@ def suite_router(
         admitter.wake.set()
         return Response(answer, status_code=201, media_type="application/json")
 
-    @router.get("/tasks/{task_id}", summary="One task")
+    @router.get("/tasks/{task_id}", dependencies=[needs(Scope.SUBMIT)], summary="One task")
     async def get_task(task_id: Annotated[str, Path(description="The task.")]) -> TaskView:
         """Its state and, once it has a verdict, the reasons."""
         return task_view(await store.get_task(task_id))
 
-    @router.get("/tasks", summary="Tasks, oldest first")
+    @router.get("/tasks", dependencies=[needs(Scope.SUBMIT)], summary="Tasks, oldest first")
     async def list_tasks(
         suite: Annotated[str | None, Query(description="Id, name, or name@version.")] = None,
         split: Annotated[Split | None, Query(description="Only tasks of this split.")] = None,

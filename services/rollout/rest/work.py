@@ -5,8 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from practicum.auth.scopes import Scope
 from practicum.clock import Clock
 from practicum.errors import Conflict, InvalidInput, NotFound
+from practicum.rest.access import ScopedRoute, needs
 from practicum.rest.idempotency import body_digest, check_key
 from services.rollout.engine.pool import Engine, EnginePool
 from services.rollout.rest.models import (
@@ -33,10 +35,11 @@ from services.rollout.wilson import wilson_interval
 
 def evaluation_router(*, store: EvaluationStore, player: EvaluationPlayer, clock: Clock) -> APIRouter:
     """The routes of evaluations."""
-    router = APIRouter(prefix="/v1", tags=["evaluations"])
+    router = APIRouter(prefix="/v1", tags=["evaluations"], route_class=ScopedRoute)
 
     @router.post(
         "/evaluations",
+        dependencies=[needs(Scope.SUBMIT)],
         status_code=202,
         response_model=EvaluationCreated,
         summary="Evaluate the weights served now",
@@ -56,7 +59,7 @@ def evaluation_router(*, store: EvaluationStore, player: EvaluationPlayer, clock
         answer = await player.submit(body.model_dump(mode="json"), creation_of)
         return Response(answer, status_code=202, media_type="application/json")
 
-    @router.get("/evaluations/{evaluation_id}", summary="One evaluation")
+    @router.get("/evaluations/{evaluation_id}", dependencies=[needs(Scope.SUBMIT)], summary="One evaluation")
     async def get_evaluation(
         evaluation_id: Annotated[str, Path(description="The evaluation.")],
     ) -> EvaluationView:
@@ -100,10 +103,11 @@ def demonstration_router(
     new_id: Callable[[str], str],
 ) -> APIRouter:
     """The routes of demonstrations."""
-    router = APIRouter(prefix="/v1", tags=["demonstrations"])
+    router = APIRouter(prefix="/v1", tags=["demonstrations"], route_class=ScopedRoute)
 
     @router.post(
         "/demonstrations",
+        dependencies=[needs(Scope.SUBMIT)],
         status_code=202,
         response_model=DemonstrationsCreated,
         summary="Play scripted episodes for a run",
@@ -149,7 +153,11 @@ def demonstration_router(
             await player.begin(demonstration.demonstration_id)
         return Response(answer, status_code=202, media_type="application/json")
 
-    @router.get("/demonstrations/{demonstration_id}", summary="How far a set of demonstrations is")
+    @router.get(
+        "/demonstrations/{demonstration_id}",
+        dependencies=[needs(Scope.SUBMIT)],
+        summary="How far a set of demonstrations is",
+    )
     async def get(
         demonstration_id: Annotated[str, Path(description="The set of demonstrations.")],
     ) -> DemonstrationsView:
@@ -171,9 +179,13 @@ def demonstration_router(
 
 def engine_router(*, pool: EnginePool) -> APIRouter:
     """The routes of engines."""
-    router = APIRouter(prefix="/v1", tags=["engines"])
+    router = APIRouter(prefix="/v1", tags=["engines"], route_class=ScopedRoute)
 
-    @router.get("/engines", summary="Every engine, what it serves and how busy it is")
+    @router.get(
+        "/engines",
+        dependencies=[needs(Scope.OPERATE)],
+        summary="Every engine, what it serves and how busy it is",
+    )
     async def list_engines() -> EnginesView:
         """Utilisation counts from the service's start; take the difference of two readings for a span."""
         serving = pool.serving

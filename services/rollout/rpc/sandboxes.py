@@ -1,5 +1,6 @@
 """Sandboxes, tool schemas and admission, asked of the reward service over gRPC."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -66,9 +67,15 @@ class RemoteSandboxes:
             limits=spec.limits,
         )
         request.limits.session_wall_s = self._session_wall_s
-        await _awaited(
-            lambda: call(self._stub.Open, request, timeout_s=_OPEN_DEADLINE_S), self._clock, self._patience_s
-        )
+        try:
+            await _awaited(
+                lambda: call(self._stub.Open, request, timeout_s=_OPEN_DEADLINE_S),
+                self._clock,
+                self._patience_s,
+            )
+        except asyncio.CancelledError:
+            await self._close(session_id)  # it may have been made all the same
+            raise
         try:
             yield _RemoteSandbox(self._stub, session_id, self._call_deadline_s)
         finally:

@@ -22,6 +22,11 @@ class Crew:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def finish(self) -> None:
+        """Wait until every task has ended."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         return self

@@ -64,7 +64,7 @@ class DemonstrationPlayer:
         await self._asked.put(demonstration_id)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; what is not done is taken up at the next start."""
+        """Work until `stop`, then let the episodes in flight end; the rest is taken up at the next start."""
         left = await self._store.running()
         async with Crew() as crew:
             for demonstration in left:
@@ -79,6 +79,7 @@ class DemonstrationPlayer:
                 if demonstration_id not in self._seen:
                     self._seen.add(demonstration_id)
                     crew.start(self._play(demonstration_id, is_restart=False))
+            await crew.finish()
 
     async def _play(self, demonstration_id: str, *, is_restart: bool) -> None:
         try:
@@ -88,6 +89,8 @@ class DemonstrationPlayer:
                 for episode in members:
                     script = scripts[episode.position]
                     group.create_task(self._play_one(episode, script, is_restart))
+            if self._runner.is_draining:
+                return
             await self._store.complete_if_done(demonstration_id, self._clock.now())
             log.info("demonstration.completed", demonstration_id=demonstration_id, episodes=len(members))
         except Exception:
@@ -98,16 +101,21 @@ class DemonstrationPlayer:
 
     async def _play_one(self, episode: StoredEpisode, script: Script, is_restart: bool) -> None:
         async with self._capacity.place():
+            if self._runner.is_draining:
+                return
             if (await self._episodes.get(episode.episode_id)).state is not EpisodeState.RUNNING:
                 return  # it was cancelled while it waited
             if not await self._is_admitted(episode.task_id):
-                await self._drop(episode)
+                if not self._runner.is_draining:
+                    await self._drop(episode)
                 return
             task = await self._shelf.get(episode.task_id)
             await self._runner.play(self._jobs.scripted(episode, task, script), is_restart=is_restart)
 
     async def _is_admitted(self, task_id: str) -> bool:
         while (state := (await self._suites.get_task(task_id)).state) is TaskState.ADMITTING:
+            if self._runner.is_draining:
+                return False
             await self._clock.sleep(_ADMISSION_POLL_S)
         return state is TaskState.ADMITTED
 

@@ -113,7 +113,7 @@ class EvaluationPlayer:
         return answer
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; what is not done is taken up at the next start."""
+        """Work until `stop`, then let the episodes in flight end; the rest is taken up at the next start."""
         left = await self._store.running()
         async with Crew() as crew:
             for evaluation in left:
@@ -125,12 +125,15 @@ class EvaluationPlayer:
                 except TimeoutError:
                     continue
                 crew.start(self._play(evaluation, is_restart=is_restart))
+            await crew.finish()
 
     async def _play(self, evaluation: Evaluation, *, is_restart: bool) -> None:
         self._num_running += 1
         try:
             await self._play_all(evaluation, is_restart)
             while not await self._store.complete_if_done(evaluation.evaluation_id, self._clock.now()):
+                if self._runner.is_draining:
+                    return
                 await self._clock.sleep(_GRADE_POLL_S)
             log.info("evaluation.completed", evaluation_id=evaluation.evaluation_id)
         except Exception:
@@ -144,6 +147,8 @@ class EvaluationPlayer:
         if not members:
             return
         while self._pool.serving is None:
+            if self._runner.is_draining:
+                return
             await self._clock.sleep(_GRADE_POLL_S)
         await self._store.set_weight_version(evaluation.evaluation_id, self._pool.serving.weight_version)
         request = evaluation.request

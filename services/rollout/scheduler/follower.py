@@ -87,7 +87,10 @@ class RunFollower:
         self._polled_at_s = -math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; episodes in flight are then left to the next start, as attempt + 1."""
+        """Work until `stop`, then let the episodes in flight end.
+
+        Cancelled, it leaves them to the next start or another replica, as attempt + 1.
+        """
         self._away = set(await self._episodes.runs_with_unplayed())
         async with Crew() as crew:
             while not stop.is_set():
@@ -100,6 +103,7 @@ class RunFollower:
                     self._metrics.errors.labels("follower").inc()
                     await pause(stop, self._poll_interval_s)
                 await self._until_something_changed()
+            await crew.finish()
 
     async def tick(self, crew: Crew) -> None:
         """Ask the trainer where it is due, then start what may start."""
@@ -218,14 +222,14 @@ class RunFollower:
         run, serving = followed.run, self._pool.serving
         if serving is None or serving.run_id != run.run_id:
             return
-        while followed.owed:
+        while followed.owed and not self._runner.is_draining:
             members = followed.owed[0]
             task = await self._shelf.get(members[0].task_id)
             if not self._capacity.try_take(len(members)):
                 return
             self._start(run, task, followed.owed.pop(0), crew, is_restart=True)
         limit = group_limit(run, served_version=serving.weight_version)
-        while followed.next_index < limit:
+        while followed.next_index < limit and not self._runner.is_draining:
             task = await self._shelf.get(task_of_group(followed.task_ids, followed.next_index, run.seed))
             if not self._capacity.try_take(run.group_size):
                 return

@@ -91,6 +91,8 @@ class EpisodeRunner:
         self._retry = retry
         self._metrics = metrics
         self._live: dict[str, _Live] = {}
+        self._between: set[asyncio.Task[None]] = set()  # those that wait for their next attempt
+        self._is_draining = False
         self._sent: list[str] = []
 
     @property
@@ -106,12 +108,27 @@ class EpisodeRunner:
         """Episodes of a run being played now."""
         return sum(live.job.spec.run_id == run_id for live in self._live.values())
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the service stops: nothing more is begun, and whoever would begin it need not try."""
+        return self._is_draining
+
+    async def drain(self, stop: asyncio.Event) -> None:
+        """From `stop` on begin no episode and no further attempt; SQL keeps them open for whoever comes."""
+        await stop.wait()
+        self._is_draining = True
+        for task in list(self._between):
+            task.cancel()
+        log.info("episodes.draining", in_flight=len(self._live))
+
     async def play(self, job: Job, *, is_restart: bool = False) -> None:
         """Play to the end of the episode. Raises nothing but a cancellation from outside.
 
         `is_restart`: the job's attempt may have begun before; a new one is begun. The caller has made sure
         that the episode is not live.
         """
+        if self._is_draining:
+            return
         episode_id = job.spec.episode_id
         async with asyncio.TaskGroup() as group:
             # A task of its own, so that a cancelled episode does not cancel its group.
@@ -158,6 +175,8 @@ class EpisodeRunner:
                 is_last = num_failures == self._retry.max_failures
                 if record.trajectory.outcome is not Outcome.INFRA_FAILED or is_last:
                     await self._finish(job, record)
+                    return
+                if self._is_draining:
                     return
                 attempt = await self._next_attempt(job.spec, record, num_failures)
                 if attempt is None:
@@ -207,7 +226,13 @@ class EpisodeRunner:
             wait_s=round(wait_s, 3),
         )
         self._metrics.retries.inc()
-        await self._clock.sleep(wait_s)
+        task = asyncio.current_task()
+        assert task is not None
+        self._between.add(task)
+        try:
+            await self._clock.sleep(wait_s)
+        finally:
+            self._between.discard(task)
         return await self._begin_next(spec)
 
     async def _begin_next(self, spec: EpisodeSpec) -> int | None:

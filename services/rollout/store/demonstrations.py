@@ -11,7 +11,7 @@ import zstandard
 from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import NotFound
 from services.rollout.store.episodes import OPEN_STATES, EpisodeState, NewEpisode, insert_episodes
 from services.rollout.store.once import create_once
@@ -95,7 +95,7 @@ class DemonstrationStore:
     async def get(self, demonstration_id: str) -> DemonstrationSet:
         """One set; `NotFound`."""
         query = select(*_COLUMNS).where(demonstrations.c.demonstration_id == demonstration_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise NotFound(f"there is no demonstration set {demonstration_id!r}")
@@ -108,13 +108,13 @@ class DemonstrationStore:
             .where(demonstrations.c.state == DemonstrationState.RUNNING)
             .order_by(demonstrations.c.created_at)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_set(row) for row in (await connection.execute(query)).all()]
 
     async def scripts(self, demonstration_id: str) -> list[Script]:
         """The scripts by position."""
         query = select(demonstrations.c.scripts).where(demonstrations.c.demonstration_id == demonstration_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return _unpack((await connection.execute(query)).scalar_one())
 
     async def complete_if_done(self, demonstration_id: str, now: datetime) -> bool:
@@ -144,7 +144,7 @@ class DemonstrationStore:
             .where(episodes.c.demonstration_id == demonstration_id)
             .group_by(episodes.c.state)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             rows = (await connection.execute(query)).all()
         return {EpisodeState(state): number for state, number in rows}
 

@@ -15,7 +15,7 @@ from sqlalchemy import Row, and_, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import Conflict, NotFound
 from practicum.trajectory import Outcome
 from services.rollout.store.tables import episodes, groups, runs, trajectories
@@ -170,7 +170,7 @@ class EpisodeStore:
     async def num_groups(self, run_id: str) -> int:
         """The index of the run's next group."""
         query = select(func.max(groups.c.group_index)).where(groups.c.run_id == run_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             last = (await connection.execute(query)).scalar_one()
         return 0 if last is None else int(last) + 1
 
@@ -190,7 +190,7 @@ class EpisodeStore:
         if demonstration_id is not None:
             query = query.where(episodes.c.demonstration_id == demonstration_id)
         query = query.order_by(episodes.c.group_index, episodes.c.position)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_episode(row) for row in (await connection.execute(query)).all()]
 
     async def runs_with_unplayed(self) -> list[str]:
@@ -204,7 +204,7 @@ class EpisodeStore:
             )
             .distinct()
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
     async def next_attempt(self, episode_id: str, attempt: int, now: datetime) -> int | None:
@@ -329,7 +329,7 @@ class EpisodeStore:
             .order_by(episodes.c.updated_at)
             .limit(limit)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_episode(row) for row in (await connection.execute(query)).all()]
 
     async def touch(self, episode_ids: Sequence[str], now: datetime) -> None:
@@ -346,13 +346,13 @@ class EpisodeStore:
             episodes.c.group_index >= first_group_index,
             episodes.c.state.not_in(OPEN_STATES),
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_episode(row) for row in (await connection.execute(query)).all()]
 
     async def get(self, episode_id: str) -> StoredEpisode:
         """One episode; `NotFound`."""
         query = select(episodes).where(episodes.c.episode_id == episode_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise NotFound(f"there is no episode {episode_id!r}")
@@ -363,7 +363,7 @@ class EpisodeStore:
         query = select(trajectories.c.trajectory, trajectories.c.diff).where(
             trajectories.c.episode_id == episode_id, trajectories.c.attempt == attempt
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         return None if row is None else (row.trajectory, row.diff)
 
@@ -394,7 +394,7 @@ class EpisodeStore:
                     and_(episodes.c.created_at == moment, episodes.c.episode_id > last_id),
                 )
             )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_episode(row) for row in (await connection.execute(query)).all()]
 
 

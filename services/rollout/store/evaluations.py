@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import NotFound
 from services.rollout.store.episodes import (
     OPEN_STATES,
@@ -97,7 +97,7 @@ class EvaluationStore:
     async def get(self, evaluation_id: str) -> Evaluation:
         """One evaluation; `NotFound`."""
         query = select(evaluations).where(evaluations.c.evaluation_id == evaluation_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise NotFound(f"there is no evaluation {evaluation_id!r}")
@@ -110,7 +110,7 @@ class EvaluationStore:
             .where(evaluations.c.state == EvaluationState.RUNNING)
             .order_by(evaluations.c.created_at)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_evaluation(row) for row in (await connection.execute(query)).all()]
 
     async def set_weight_version(self, evaluation_id: str, weight_version: int) -> None:
@@ -163,7 +163,7 @@ class EvaluationStore:
             func.avg(case((played, episodes.c.num_turns))),
             func.coalesce(func.sum(episodes.c.num_sampled_tokens), 0),
         ).where(episodes.c.evaluation_id == evaluation_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one()
         return Tally(
             num_episodes=row[0],

@@ -7,7 +7,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import Conflict
 from practicum.rest.idempotency import IdempotencyRecord, replay
 from services.rollout.store.tables import idempotency
@@ -58,7 +58,7 @@ async def create_once(
 
 
 async def _find(engine: AsyncEngine, route: str, key: str) -> IdempotencyRecord | None:
-    async with transaction(engine) as connection:
+    async with reading(engine) as connection:
         row = (
             await connection.execute(
                 select(idempotency).where(idempotency.c.key == key, idempotency.c.route == route)

@@ -3,7 +3,7 @@
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from services.rollout.engine.pool import Serving
 from services.rollout.store.tables import serving
 
@@ -31,7 +31,7 @@ class ServingStore:
 
     async def load(self) -> Serving | None:
         """The row; None = nothing was ever published."""
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(select(serving))).one_or_none()
         if row is None:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import InvalidInput, NotFound
 from services.rollout.store.once import create_once
 from services.rollout.store.tables import suites, tasks
@@ -106,7 +106,7 @@ class SuiteStore:
             .order_by(suites.c.created_at.desc(), suites.c.suite_id.desc())
             .limit(1)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         return None if row is None else _suite(row)
 
@@ -120,7 +120,7 @@ class SuiteStore:
     async def find_exact(self, name: str, version: str) -> Suite | None:
         """The suite of this name and version; None = unknown."""
         query = select(suites).where(suites.c.name == name, suites.c.version == version)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).one_or_none()
         return None if row is None else _suite(row)
 
@@ -129,7 +129,7 @@ class SuiteStore:
         query = select(suites).order_by(suites.c.created_at, suites.c.suite_id).limit(limit)
         if after is not None:
             query = query.where(_after(suites.c.created_at, suites.c.suite_id, after))
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_suite(row) for row in (await connection.execute(query)).all()]
 
     async def counts(self, suite_ids: Sequence[str]) -> dict[str, dict[tuple[Split, TaskState], int]]:
@@ -140,14 +140,14 @@ class SuiteStore:
             .group_by(tasks.c.suite_id, tasks.c.split, tasks.c.state)
         )
         found: dict[str, dict[tuple[Split, TaskState], int]] = {suite_id: {} for suite_id in suite_ids}
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             for suite_id, split, state, number in (await connection.execute(query)).all():
                 found[suite_id][Split(split), TaskState(state)] = number
         return found
 
     async def get_task(self, task_id: str) -> Task:
         """One task; `NotFound`."""
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(select(tasks).where(tasks.c.task_id == task_id))).one_or_none()
         if row is None:
             raise NotFound(f"there is no task {task_id!r}")
@@ -169,7 +169,7 @@ class SuiteStore:
                 query = query.where(column == value)
         if after is not None:
             query = query.where(_after(tasks.c.created_at, tasks.c.task_id, after))
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             rows = (await connection.execute(query)).all()
         return [(_task(row), row.created_at) for row in rows]
 
@@ -179,7 +179,7 @@ class SuiteStore:
         """(id, state) of the tasks with one of these ids or names, by what was asked; None = any suite."""
         found: dict[str, list[tuple[str, TaskState]]] = {}
         wanted = list(dict.fromkeys(names))
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             for start in range(0, len(wanted), _INSERT_CHUNK):
                 chunk = wanted[start : start + _INSERT_CHUNK]
                 query = select(tasks.c.task_id, tasks.c.name, tasks.c.state).where(
@@ -199,7 +199,7 @@ class SuiteStore:
             .where(tasks.c.suite_id == suite_id, tasks.c.split == split, tasks.c.state == TaskState.ADMITTED)
             .order_by(tasks.c.position, tasks.c.task_id)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
     async def admitting_ids(self) -> list[str]:
@@ -209,13 +209,13 @@ class SuiteStore:
             .where(tasks.c.state == TaskState.ADMITTING)
             .order_by(tasks.c.created_at, tasks.c.position, tasks.c.task_id)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
     async def num_admitting(self, suite_id: str) -> int:
         """Tasks of a suite without a verdict."""
         query = select(func.count()).where(tasks.c.suite_id == suite_id, tasks.c.state == TaskState.ADMITTING)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return (await connection.execute(query)).scalar_one()
 
     async def set_verdict(

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, status
 
+from practicum.auth.scopes import Scope
+from practicum.rest.access import ScopedRoute, needs
 from practicum.rest.idempotency import body_digest, check_key
 from practicum.rest.models import Page
 from practicum.rest.paging import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, decode_page_token, encode_page_token
@@ -44,14 +46,16 @@ def runs_router(
 
     `check_suite` judges the suite of a run; None = there is no rollout service to ask.
     """
-    router = APIRouter(prefix="/v1/runs", tags=["runs"])
+    router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=ScopedRoute)
 
     async def body(run: RunRecord, last_steps: int) -> RunBody:
         steps = await store.runs.steps(run.run_id, last=last_steps)
         counts = await store.quarantine.count([run.run_id])
         return run_body(run, steps, quarantined=counts[run.run_id], progress=progress)
 
-    @router.post("", status_code=status.HTTP_201_CREATED, summary="Make a run")
+    @router.post(
+        "", dependencies=[needs(Scope.OPERATE)], status_code=status.HTTP_201_CREATED, summary="Make a run"
+    )
     async def create_run(request: RunRequest, idempotency_key: IdempotencyKey = None) -> RunBody:
         """It trains when the runs before it are done.
 
@@ -66,7 +70,7 @@ def runs_router(
         wake()
         return await body(run, 0)
 
-    @router.get("", summary="List runs, oldest first")
+    @router.get("", dependencies=[needs(Scope.OPERATE)], summary="List runs, oldest first")
     async def list_runs(
         page_size: PageSize = DEFAULT_PAGE_SIZE,
         page_token: PageToken = None,
@@ -83,12 +87,14 @@ def runs_router(
             next_page_token=_next_token(page_size, [(run.created_at, run.run_id) for run in runs]),
         )
 
-    @router.get("/{run_id}", summary="A run with its steps")
+    @router.get("/{run_id}", dependencies=[needs(Scope.OPERATE)], summary="A run with its steps")
     async def get_run(run_id: RunId, last_steps: LastSteps = 1000) -> RunBody:
         """Where it stands, what it is doing, and its newest steps."""
         return await body(await store.runs.get(run_id), last_steps)
 
-    @router.post("/{run_id}:pause", summary="Hold a run; it keeps its place")
+    @router.post(
+        "/{run_id}:pause", dependencies=[needs(Scope.OPERATE)], summary="Hold a run; it keeps its place"
+    )
     async def pause_run(run_id: RunId) -> RunBody:
         """A step that is being computed is still committed. 409 where the run is over."""
         run = await store.runs.change_state(
@@ -99,7 +105,7 @@ def runs_router(
         )
         return await body(run, 0)
 
-    @router.post("/{run_id}:resume", summary="Let a held run go on")
+    @router.post("/{run_id}:resume", dependencies=[needs(Scope.OPERATE)], summary="Let a held run go on")
     async def resume_run(run_id: RunId) -> RunBody:
         """It is pending until the trainer is free, ahead of every run made after it. 409 where it is over."""
         run = await store.runs.change_state(
@@ -111,7 +117,7 @@ def runs_router(
         wake()
         return await body(run, 0)
 
-    @router.post("/{run_id}:stop", summary="End a run for good")
+    @router.post("/{run_id}:stop", dependencies=[needs(Scope.OPERATE)], summary="End a run for good")
     async def stop_run(run_id: RunId) -> RunBody:
         """A step that is being computed is dropped. Committed checkpoints stay. 409 where the run is over."""
         run = await store.runs.change_state(
@@ -119,7 +125,11 @@ def runs_router(
         )
         return await body(run, 0)
 
-    @router.get("/{run_id}/quarantine", summary="Trajectories that were set aside, oldest first")
+    @router.get(
+        "/{run_id}/quarantine",
+        dependencies=[needs(Scope.OPERATE)],
+        summary="Trajectories that were set aside, oldest first",
+    )
     async def list_quarantine(
         run_id: RunId, page_size: PageSize = DEFAULT_PAGE_SIZE, page_token: PageToken = None
     ) -> Page[QuarantineBody]:
@@ -138,9 +148,9 @@ def runs_router(
 
 def checkpoints_router(store: TrainerStore) -> APIRouter:
     """Routes of checkpoints."""
-    router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
+    router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"], route_class=ScopedRoute)
 
-    @router.get("", summary="List committed checkpoints, newest first")
+    @router.get("", dependencies=[needs(Scope.OPERATE)], summary="List committed checkpoints, newest first")
     async def list_checkpoints(
         page_size: PageSize = DEFAULT_PAGE_SIZE,
         page_token: PageToken = None,
@@ -155,7 +165,7 @@ def checkpoints_router(store: TrainerStore) -> APIRouter:
             ),
         )
 
-    @router.get("/{checkpoint_id}", summary="A committed checkpoint")
+    @router.get("/{checkpoint_id}", dependencies=[needs(Scope.OPERATE)], summary="A committed checkpoint")
     async def get_checkpoint(
         checkpoint_id: Annotated[str, Path(description="The checkpoint.")],
     ) -> CheckpointBody:

@@ -9,7 +9,7 @@ from sqlalchemy import Row, Select, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from practicum.clock import Clock
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import NotFound
 from practicum.ids import new_id
 from services.trainer.checkpoints.folders import WrittenCheckpoint
@@ -32,7 +32,7 @@ class CheckpointStore:
             .where(checkpoints.c.run_id == run_id, checkpoints.c.retired_at.is_(None))
             .order_by(checkpoints.c.weight_version)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_record(row) for row in await connection.execute(query)]
 
     async def retire(self, run_id: str, weight_versions: Collection[int]) -> None:
@@ -64,7 +64,7 @@ class CheckpointStore:
         return await self._one(query, f"{wanted} of run {run_id}")
 
     async def _one(self, query: Select[Any], what: str) -> CheckpointRecord:
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             row = (await connection.execute(query)).first()
         if row is None:
             raise NotFound(f"{what} is not known")
@@ -82,7 +82,7 @@ class CheckpointStore:
         )
         if run_id is not None:
             query = query.where(checkpoints.c.run_id == run_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_record(row) for row in await connection.execute(query)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from services.trainer.store.queries import insert_or_skip, page
 from services.trainer.store.records import Cursor, QuarantineRecord
 from services.trainer.store.tables import quarantine
@@ -32,7 +32,7 @@ class QuarantineStore:
             .where(quarantine.c.run_id.in_(run_ids))
             .group_by(quarantine.c.run_id)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             found = {run_id: int(count) for run_id, count in await connection.execute(query)}
         return {run_id: found.get(run_id, 0) for run_id in run_ids}
 
@@ -42,7 +42,7 @@ class QuarantineStore:
         query = page(
             select(*columns), quarantine.c.created_at, quarantine.c.quarantine_id, limit=limit, after=after
         ).where(quarantine.c.run_id == run_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [QuarantineRecord(**row._mapping) for row in await connection.execute(query)]
 
     async def payload(self, trajectory_id: str) -> bytes | None:
@@ -53,6 +53,6 @@ class QuarantineStore:
             .order_by(quarantine.c.created_at.desc())
             .limit(1)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             payload = (await connection.execute(query)).scalar()
         return None if payload is None else bytes(payload)

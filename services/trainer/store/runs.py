@@ -14,7 +14,7 @@ from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from practicum.clock import Clock
-from practicum.db.engine import transaction
+from practicum.db.engine import reading, transaction
 from practicum.errors import Conflict, NotFound
 from practicum.ids import new_id
 from practicum.rest.idempotency import IdempotencyRecord, replay
@@ -87,7 +87,7 @@ class RunStore:
 
     async def get(self, run_id: str) -> RunRecord:
         """A run; `NotFound` where there is none."""
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return await _run(connection, run_id)
 
     async def in_states(self, states: Collection[RunState]) -> list[RunRecord]:
@@ -95,7 +95,7 @@ class RunStore:
         query = select(tables.runs).order_by(tables.runs.c.created_at, tables.runs.c.run_id)
         if states:
             query = query.where(tables.runs.c.state.in_(sorted(states)))
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_run_record(row) for row in await connection.execute(query)]
 
     async def page(self, *, limit: int, after: Cursor | None, state: RunState | None) -> list[RunRecord]:
@@ -104,7 +104,7 @@ class RunStore:
         query = page(select(table), table.c.created_at, table.c.run_id, limit=limit, after=after)
         if state is not None:
             query = query.where(table.c.state == state)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_run_record(row) for row in await connection.execute(query)]
 
     async def claim_next(self) -> RunRecord | None:
@@ -133,7 +133,7 @@ class RunStore:
             .where(table.c.published_version.is_(None))
             .order_by(table.c.created_at, table.c.run_id)
         )
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return [_run_record(row) for row in await connection.execute(query)]
 
     async def change_state(
@@ -247,7 +247,7 @@ class RunStore:
         """Every episode and group that the run took for good."""
         table = tables.consumed
         query = select(table.c.episode_id, table.c.attempt, table.c.group_id).where(table.c.run_id == run_id)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             rows = (await connection.execute(query)).all()
         return Consumed(
             attempts={row.episode_id: row.attempt for row in rows},
@@ -260,7 +260,7 @@ class RunStore:
         query = select(table).where(table.c.run_id == run_id).order_by(table.c.step.desc())
         if last is not None:
             query = query.limit(last)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             rows = (await connection.execute(query)).all()
         return [
             StepRecord(
@@ -293,7 +293,7 @@ class RunStore:
         )
         if since is not None:
             query = query.where(table.c.updated_at >= since)
-        async with transaction(self._engine) as connection:
+        async with reading(self._engine) as connection:
             return list((await connection.execute(query)).scalars())
 
     async def record_publish(

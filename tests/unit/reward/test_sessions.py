@@ -140,3 +140,15 @@ async def test_a_flood_of_files_is_no_failure_of_the_platform(sessions: SessionR
     assert ("a", b"y\n") in [(file.path, file.content) for file in changes.changed]
     assert any("more than" in line or "cannot be listed" in line for line in changes.refused)
     assert (await sessions.call("s", "2", "read_file", '{"path": "a"}')).output == "y\n"
+
+
+async def test_a_stop_waits_for_the_sessions_that_are_open(sessions: SessionRegistry) -> None:
+    stop = asyncio.Event()
+    await sessions.open("s", SPEC)
+    reaping = asyncio.create_task(sessions.reap(stop))
+    stop.set()
+    assert await bash(sessions, "s", "1", "cat a") == "0"
+    assert not reaping.done()
+    await sessions.close("s")
+    async with asyncio.timeout(10):
+        await reaping

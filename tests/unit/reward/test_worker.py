@@ -261,3 +261,44 @@ async def test_a_policy_that_hangs_does_not_hold_up_the_others(rig: Rig) -> None
     await rig.run()
     order = [one.trajectory_id for one in await rig.graded(5)]
     assert order.index("ep_0-1") == 4
+
+
+async def test_a_stop_that_cuts_gradings_gives_them_and_the_unbegun_to_another_at_once(
+    grader: TestsGrader, store: GradeStore
+) -> None:
+    queue = MemoryQueue(claim_after_s=3600)
+    await queue.ensure_group(GRADING, GROUP)
+    for number in range(6):
+        request = grade_request(make_trajectory(f"ep_{number}-1"), changed({"calc.py": FIXED}))
+        await queue.publish(GRADING, request)
+    # An earlier life read all of them: four are begun again, two wait.
+    assert len(await queue.read(GRADING, GROUP, "reward-0", max_entries=9, wait_s=1)) == 6
+    first, stop = Rig(grader, store, queue), asyncio.Event()
+    first.grader.going_on.clear()
+    working = asyncio.create_task(first.worker.run(stop))
+    async with asyncio.timeout(20):
+        while first.grader.num_graded < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    stop.set()
+    working.cancel()
+    await asyncio.wait([working])
+    entries = await queue.read(GRADING, GROUP, "reward-1", max_entries=9, wait_s=5)
+    assert len(entries) == 6
+    assert (await queue.depth(GRADING, GROUP)).pending == 6
+
+
+async def test_a_stop_lets_gradings_in_hand_finish(grader: TestsGrader, store: GradeStore) -> None:
+    queue = MemoryQueue(claim_after_s=3600)
+    await queue.publish(GRADING, grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED})))
+    rig, stop = Rig(grader, store, queue), asyncio.Event()
+    rig.grader.going_on.clear()
+    working = asyncio.create_task(rig.worker.run(stop))
+    async with asyncio.timeout(20):
+        while not rig.grader.num_graded:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stop.set()
+        await queue.publish(GRADING, grade_request(make_trajectory("ep_2-1"), Changes()))
+        rig.grader.going_on.set()
+        await working
+    assert [one.trajectory_id for one in await rig.graded(1)] == ["ep_1-1"]
+    assert rig.grader.num_graded == 1, "what came after the stop was not begun"
