@@ -173,10 +173,12 @@ def test_run_when_submitted_over_the_gateway_trains_two_steps_and_serves_them(
 
 
 def test_run_when_every_service_restarts_in_its_middle_loses_nothing(platform: Platform, suite: str) -> None:
-    num_steps = 5
-    with timed("five steps with restarts"):
+    num_steps = 7
+    with timed("seven steps, six restarts"):
         run_id = start_run(platform, suite, num_steps)
-        for version, service in enumerate(("reward", "rollout", "trainer", "engine"), start=1):
+        for version, service in enumerate(
+            ("reward", "rollout", "trainer", "engine", "redis", "postgres"), start=1
+        ):
             wait_for_version(platform, run_id, version)
             platform.compose("restart", "--timeout", "60", service)
             (container,) = platform.containers(service)
