@@ -193,7 +193,7 @@ def test_run_when_services_are_scaled_is_shared_by_every_replica(platform: Platf
     platform.compose("up", "--detach", "--no-build", "--scale", "rollout=3", "--scale", "reward=2")
     platform.wait_until_healthy("rollout", "reward")
     # Containers are asked, not the gateway: each says what it did since it started.
-    work = {"rollout": "practicum_rollout_episodes_total", "reward": "practicum_reward_grades_total"}
+    work = {"rollout": "practicum_rollout_attempts_total", "reward": "practicum_reward_grades_total"}
     replicas = [(one, metric) for service, metric in work.items() for one in platform.containers(service)]
     assert len(replicas) == 5
     before = {one: platform.metric(one, metric) for one, metric in replicas}
