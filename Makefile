@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 # foreign PYTHON,ABI,PLATFORM,PACKAGE: a wheel made for another Python, into our site-packages
 foreign = $(BIN)/pip install --quiet --no-deps --only-binary=:all: --implementation cp --python-version $(1) --abi $(2) --platform $(3) --target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(4)
 
-.PHONY: help setup run up demo-full test test-sglang lint format proto proto-check lock bench clean
+.PHONY: help setup run up demo-full test test-sglang test-compose secrets token lint format proto proto-check lock bench clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -43,6 +43,18 @@ test: setup ## unit, contract, integration, security, cases and a short end-to-e
 test-sglang: setup ## the engine contract and one whole loop against a real SGLang server
 	infra/sglang/install.sh $(SGLANG)
 	$(BIN)/python -m pytest tests/sglang tests/contract/test_engine_contract.py --sglang-venv $(SGLANG)
+
+test-compose: setup ## the deployment on a real Docker engine: images, gateway, a run, restarts (as root, on Debian)
+	$(BIN)/python -m pytest tests/compose --compose
+
+secrets: ## make the passwords and tokens that docker-compose.yml reads, where they are not there yet
+	@sh infra/secrets/make.sh
+
+token: ## a caller's token for the compose stack: make token NAME=ci SCOPE=submit
+	@test -n "$(NAME)" -a -n "$(SCOPE)" || { echo "give NAME and SCOPE: submit or operate"; exit 1; }
+	@docker run --rm --network none --user "$$(id -u):$$(id -g)" --volume "$(CURDIR)/infra/secrets/access:/run/access" \
+	  --entrypoint python $${PRACTICUM_ROLLOUT_IMAGE:-practicum-rollout} -c 'from practicum.cli.tokens import app; app()' \
+	  new --name "$(NAME)" --scope "$(SCOPE)" --tokens-file /run/access/callers.json
 
 lint: setup proto-check ## ruff, mypy --strict, the walls between rooms, generated code
 	$(BIN)/ruff check .

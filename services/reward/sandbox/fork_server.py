@@ -177,9 +177,15 @@ def _explanation(error: str, said: str) -> str:
     parts = [error, said]
     if advice:
         parts.append(f"this kernel forbids unprivileged user namespaces; allow them with: {advice}")
-    elif "ermission denied" in said or "not permitted" in said:
+    elif "mount proc" in said:
         parts.append(
-            "the sandbox needs to make namespaces: in a container, run it with seccomp and AppArmor "
-            f"unconfined or as in infra/; this process has uid {os.getuid()}"
+            "the container's own /proc is covered, beside which the kernel allows no other: start the "
+            "container as docker-compose.yml does, or with --security-opt systempaths=unconfined"
+        )
+    elif "namespace" in said or "ermission denied" in said or "not permitted" in said:
+        parts.append(
+            "the sandbox needs to make namespaces: start the container as docker-compose.yml does, with "
+            "--security-opt seccomp=infra/reward/seccomp.json and an AppArmor profile that allows them; "
+            f"this process has uid {os.getuid()}"
         )
     return "; ".join(part for part in parts if part)
