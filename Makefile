@@ -34,7 +34,7 @@ run: setup ## the demo: start the local stack, train, print the table, stop ever
 up: setup ## start the local stack and keep it until Ctrl-C
 	@exec $(BIN)/practicum up
 
-demo-full: setup ## the demo to its real bar: 200 tasks, about 15 minutes
+demo-full: setup ## the demo to its real bar: 200 tasks, about 12 minutes
 	@exec $(BIN)/practicum demo --full
 
 test: setup ## unit, contract, integration, security, cases and a short end-to-end run
