@@ -52,7 +52,7 @@ secrets: ## make the passwords and tokens that docker-compose.yml reads, where t
 
 token: ## a caller's token for the compose stack: make token NAME=ci SCOPE=submit
 	@test -n "$(NAME)" -a -n "$(SCOPE)" || { echo "give NAME and SCOPE: submit or operate"; exit 1; }
-	@docker run --rm --network none --user "$$(id -u):$$(id -g)" --volume "$(CURDIR)/infra/secrets/access:/run/access" \
+	@set -a; if [ -f .env ]; then . ./.env; fi; docker run --rm --log-driver none --network none --user "$$(id -u):$$(id -g)" --volume "$(CURDIR)/infra/secrets/access:/run/access" \
 	  --entrypoint python $${PRACTICUM_ROLLOUT_IMAGE:-practicum-rollout} -c 'from practicum.cli.tokens import app; app()' \
 	  new --name "$(NAME)" --scope "$(SCOPE)" --tokens-file /run/access/callers.json
 

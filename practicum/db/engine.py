@@ -17,6 +17,7 @@ from sqlalchemy.engine import Dialect, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 SQLITE_BUSY_TIMEOUT_MS = 30_000
+_POSTGRESQL_LIMITS = "-c idle_in_transaction_session_timeout=30s -c lock_timeout=20s"
 _READS_ONLY = "practicum_reads_only"
 
 naming_convention = {
@@ -82,7 +83,12 @@ def create_engine(url: str) -> AsyncEngine:
         return engine
     if backend == "postgresql":
         return create_async_engine(
-            parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, pool_size=10, max_overflow=10
+            parsed.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,
+            pool_size=10,
+            max_overflow=10,
+            # A process that stands still inside a transaction must not hold up every other one.
+            connect_args={"connect_timeout": 10, "options": _POSTGRESQL_LIMITS},
         )
     raise ValueError(f"database_url: {backend} is not supported; use sqlite:/// or postgresql://")
 

@@ -8,6 +8,7 @@ No part refers back to this module. It makes no connection and reads no environm
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
 
@@ -258,10 +259,11 @@ def assemble(settings: RolloutSettings, seams: Seams) -> Service:
     )
 
     async def close() -> None:
-        await runner.flush_sent()  # what ended after the reconciler's last round
-        await publisher.close()
-        await membership.leave()
-        await sandboxes.close()
+        async with AsyncExitStack() as steps:  # the last first, whatever becomes of one
+            steps.push_async_callback(sandboxes.close)
+            steps.push_async_callback(membership.leave)
+            steps.push_async_callback(publisher.close)
+            steps.push_async_callback(runner.flush_sent)  # what ended after the reconciler's last round
 
     return Service(
         app=app,

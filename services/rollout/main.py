@@ -72,6 +72,7 @@ async def serve(settings: RolloutSettings) -> None:
     rpc = await start_server(
         [service.register],
         service_names=["practicum.v1.RolloutService"],
+        intake=["/practicum.v1.RolloutService/PublishWeights"],
         address=f"{settings.rpc_host}:{settings.rpc_port}",
         token=token,
     )

@@ -129,7 +129,7 @@ def running_platform(docker: Docker, folder: Path, *up: str) -> Iterator[Platfor
         token=(folder / "infra/secrets/access/services").read_text().strip(),
     )
     try:
-        platform.compose("up", "--detach", "--no-build", *up)
+        platform.compose("up", "--detach", "--build", *up)  # as an operator does; every layer is there
         platform.wait_until_healthy("gateway", "rollout", "reward", "trainer", "engine")
     except BaseException:
         print(platform.last_words())

@@ -12,7 +12,11 @@ from practicum.cli.main import REPOSITORY
 
 COMPOSE = REPOSITORY / "docker-compose.yml"
 OVERLAYS = sorted((REPOSITORY / "infra" / "compose").glob("*.yml"))
-DOCKERFILES = [path for path in REPOSITORY.glob("*/*/Dockerfile") if ".venv" not in path.parts]
+DOCKERFILES = [  # those of our own images; the one of SGLang's starts from theirs
+    path
+    for path in REPOSITORY.glob("*/*/Dockerfile")
+    if ".venv" not in path.parts and path.parent.name != "sglang"
+]
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
 PROFILE = json.loads((REPOSITORY / "infra" / "reward" / "seccomp.json").read_text())
 
@@ -52,6 +56,23 @@ def test_container_when_started_has_bounds_and_nothing_it_does_not_need(name: st
     if not name.startswith("migrate-"):
         assert {"cpus", "mem_limit", "pids_limit"} <= set(service)
         assert service["restart"] == "unless-stopped"
+
+
+def test_images_when_missing_can_be_built_by_every_service_that_names_one() -> None:
+    for name, service in SERVICES.items():
+        assert ("build" in service) == (name not in ("redis", "postgres")), name
+
+
+def test_health_check_of_reward_when_it_starts_as_root_gives_every_right_up_first() -> None:
+    script = (REPOSITORY / "infra" / "reward" / "check.sh").read_text()
+    before, after = script.split("exec python")
+    assert "exec setpriv --reuid practicum" in before
+    assert "--bounding-set=-all" in before
+    assert (
+        'CMD ["/usr/local/bin/check-reward"]'
+        in (REPOSITORY / "services" / "reward" / "Dockerfile").read_text()
+    )
+    assert "HTTPConnection" in after
 
 
 def test_networks_when_listed_keep_engines_and_stores_to_those_who_call_them() -> None:

@@ -159,6 +159,17 @@ def test_gateway_when_a_token_is_wrong_passes_the_services_refusal_on(platform: 
     assert answer.headers["content-type"] == "application/problem+json"
 
 
+def test_token_when_made_for_a_running_platform_opens_what_its_scope_does(platform: Platform) -> None:
+    printed = platform.docker.run(
+        "make", "--silent", "token", "NAME=ci", "SCOPE=submit", folder=platform.folder
+    )
+    (token,) = set(re.findall(r"practicum_[\w-]{20,}", printed))
+    headers = {"Authorization": f"Bearer {token}"}
+    assert platform.ask("GET", "/v1/suites", headers=headers).status_code == 200
+    refused = platform.ask("GET", "/v1/runs", headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+
+
 def test_run_when_submitted_over_the_gateway_trains_two_steps_and_serves_them(
     platform: Platform, suite: str
 ) -> None:

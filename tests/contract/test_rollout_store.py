@@ -540,6 +540,9 @@ async def test_loads_when_settled_say_what_their_labels_are_worth(engine: AsyncE
     labels = [await store.begin_load(fence, f"http://e{i}", WEIGHTS) for i in (0, 1, 0)]
     assert labels == ["3.1", "3.2", "3.3"]
     assert (await store.look()).pending_urls == {"http://e0", "http://e1"}
+    begun = await store.find("3.1")
+    assert begun is not None
+    assert begun.state is LoadState.FAILED
     await store.conclude(fence, "3.2", LoadState.REFUSED)
     assert await store.is_refused("run_1", 3)
     await store.conclude(fence, "3.3", LoadState.PROVEN)
@@ -548,10 +551,13 @@ async def test_loads_when_settled_say_what_their_labels_are_worth(engine: AsyncE
     assert await store.find("3.3") == Load(
         label="3.3", engine_url="http://e0", weights=WEIGHTS, state=LoadState.PROVEN
     )
-    first = await store.find("3.1")
-    assert first is not None
-    assert first.state is LoadState.FAILED, "a load after it on its engine was proven"
     assert await store.find("3") is None
+    unproven = await store.begin_load(fence, "http://e0", WEIGHTS)
+    await store.conclude(fence, unproven, LoadState.REFUSED)
+    taken_back = await store.find("3.3")
+    assert taken_back is not None
+    assert taken_back.state is LoadState.REFUSED
+    assert await store.is_refused("run_1", 3)
 
 
 async def test_serving_when_replaced_is_the_last(engine: AsyncEngine) -> None:

@@ -50,6 +50,13 @@ async def test_snapshot_tells_changed_removed_and_refused(sandbox: Sandbox) -> N
     assert sorted(changes.refused) == ["__pycache__/x.pyc: bytecode", "l: a link", "p: no regular file"]
 
 
+async def test_session_when_memory_is_short_is_the_first_to_be_ended(sandbox: Sandbox) -> None:
+    session = await sandbox.open("s", LIMITS)
+    ran = await session.run(["cat", "/proc/1/oom_score_adj", "/proc/self/oom_score_adj"], wall_s=5)
+    await session.close()
+    assert ran.output.split() == ["1000", "1000"]
+
+
 async def test_commands_have_output_status_and_a_private_environment(sandbox: Sandbox) -> None:
     session = await sandbox.open("s", LIMITS)
     ran = await session.run(["bash", "-c", "pwd; echo err >&2; exit 3"], wall_s=5)

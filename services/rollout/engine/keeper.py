@@ -75,8 +75,8 @@ class EngineKeeper:
             await self._check_weights(engine)
         if engine.gate.record(healthy):
             log.info("engine.health_changed", engine_id=engine.engine_id, in_routing=healthy)
-            if not healthy:
-                self._met.discard(engine)
+        if not healthy and not engine.gate.is_open:
+            self._met.discard(engine)  # whoever found it gone: it may come back paused
         if engine.is_routable != was_routable:
             await self._pool.announce()
 

@@ -74,11 +74,11 @@ class WeightRecords(Protocol):
         ...
 
     async def begin_load(self, fence: int, engine_url: str, weights: Serving) -> str:
-        """Put a pending load on record; its label, never used before."""
+        """Put a pending load on record; its label, never used before. Earlier pending ones there failed."""
         ...
 
     async def conclude(self, fence: int, label: str, state: LoadState) -> None:
-        """Settle a load. A proven one ends the pending ones before it on its engine."""
+        """Settle a load. A refused one takes back what was taken for proven without probes."""
         ...
 
     async def serve(self, fence: int, weights: Serving, *, is_proven: bool) -> None:
@@ -90,5 +90,5 @@ class WeightRecords(Protocol):
         ...
 
     async def is_refused(self, run_id: str, weight_version: int) -> bool:
-        """Whether probes spoke against the version and it was never proven."""
+        """Whether probes spoke against the version and it was not proven since."""
         ...

@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -134,6 +134,11 @@ class WeightPublisher:
         if view.serving is not None and view.fence > self._fence and (is_known or not self._is_first()):
             log.info("weights.followed", run_id=view.serving.run_id, version=view.serving.weight_version)
             await self._serve(view.serving, view.fence)
+        if view.holder == self._instance and not self._lock.locked():
+            # The record that it was given back was lost, and this replica lives: nobody else would get it.
+            with suppress(Overloaded):
+                async with self._lease(wait_s=0.0):
+                    log.warning("weights.lease_found")
         return view
 
     async def is_refused(self, run_id: str, weight_version: int) -> bool:
@@ -239,6 +244,8 @@ class WeightPublisher:
             if is_proven and _is_same(serving, publication) and await self._all_hold(serving, engines):
                 return self._report([_unchanged(engine) for engine in engines])
             _refuse_older(serving, publication)
+            if not publication.probes:
+                await self._refuse_refused(publication.run_id, publication.weight_version)
             await asyncio.to_thread(check_manifest, Path(publication.path), publication.manifest_sha256)
             target = Serving(
                 run_id=publication.run_id,
@@ -247,6 +254,11 @@ class WeightPublisher:
                 manifest_sha256=publication.manifest_sha256,
             )
             return await self._roll_out(fence, target, serving, publication, engines)
+
+    async def _refuse_refused(self, run_id: str, weight_version: int) -> None:
+        """Only probes may take back what probes said. Asked under the lease: nobody is just saying it."""
+        if await self.is_refused(run_id, weight_version):
+            raise EngineError(f"probes spoke against version {weight_version} of run {run_id!r}")
 
     async def _all_hold(self, serving: Serving, engines: list[Engine]) -> bool:
         for engine in engines:
@@ -266,6 +278,7 @@ class WeightPublisher:
                 # Another replica may have been faster.
                 await self.recognise(engine, *await engine.client.served_weights())
             if engine.url in view.pending_urls or engine.needs_reload or engine.held != serving:
+                await self._refuse_refused(serving.run_id, serving.weight_version)
                 load, _ = await self._load(fence, engine, serving)
                 await self._conclude(fence, load, LoadState.PROVEN)
                 engine.needs_reload = False
@@ -377,6 +390,7 @@ class WeightPublisher:
 
     async def _restore(self, fence: int, engine: Engine, previous: Serving) -> float:
         try:
+            await self._refuse_refused(previous.run_id, previous.weight_version)
             load, paused_s = await self._load(fence, engine, previous)
             await self._conclude(fence, load, LoadState.PROVEN)
         except EngineError as error:

@@ -94,7 +94,7 @@ class RolloutServicer(RolloutServiceServicer):
         """Two running runs cannot share the engines: each would sample from the other's weights."""
         await self._publisher.refresh()  # another replica may have served a run since
         serving = self._pool.serving
-        if serving is None or serving.run_id in ("", run_id) or not self._follower.follows(serving.run_id):
+        if serving is None or serving.run_id in ("", run_id):
             return
         try:
             state = await self._trainer.state_of(serving.run_id)

@@ -150,7 +150,8 @@ class EpisodeRunner:
                 task.cancel()
                 if self._live.get(episode_id) is live:
                     del self._live[episode_id]
-        if task.cancelled():
+        # Where it is live again, this replica owns it as a later attempt.
+        if task.cancelled() and episode_id not in self._live:
             await self._give_back(episode_id)
 
     def interrupt(self, episode_id: str) -> bool:
@@ -204,8 +205,13 @@ class EpisodeRunner:
     async def flush_sent(self) -> None:
         """Record what was sent to the trainer. A crash before it sends those again, which is harmless."""
         sent, self._sent = self._sent, []
-        if sent:
+        if not sent:
+            return
+        try:
             await self._store.mark_sent(sent)
+        except SQLAlchemyError as error:
+            self._sent += sent
+            log.warning("episodes.not_marked", number=len(sent), error=type(error).__name__)
 
     async def _play(self, job: Job) -> None:
         try:

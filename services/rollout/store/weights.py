@@ -57,6 +57,7 @@ class WeightStore:
         async with transaction(self._engine) as connection:
             load_id = await _hold(connection, fence) + 1
             label = f"{weights.weight_version}.{load_id}"
+            await _fail_pending(connection, engine_url)  # this one stands for them
             await connection.execute(update(weights_lease).values(num_loads=load_id))
             await connection.execute(
                 delete(weight_loads).where(
@@ -78,22 +79,24 @@ class WeightStore:
         return label
 
     async def conclude(self, fence: int, label: str, state: LoadState) -> None:
-        """Settle a load. A proven one ends the pending ones before it on its engine."""
+        """Settle a load. A refused one takes back what was taken for proven without probes."""
         async with transaction(self._engine) as connection:
             await _hold(connection, fence)
-            await connection.execute(
-                update(weight_loads).where(weight_loads.c.label == label).values(state=state)
-            )
-            if state is LoadState.PROVEN:
-                url = select(weight_loads.c.engine_url).where(weight_loads.c.label == label)
+            if state is LoadState.REFUSED:
+                query = select(weight_loads).where(weight_loads.c.label == label)
+                refused = (await connection.execute(query)).one()
                 await connection.execute(
                     update(weight_loads)
                     .where(
-                        weight_loads.c.engine_url == url.scalar_subquery(),
-                        weight_loads.c.state == LoadState.PENDING,
+                        weight_loads.c.run_id == refused.run_id,
+                        weight_loads.c.weight_version == refused.weight_version,
+                        weight_loads.c.state == LoadState.PROVEN,
                     )
-                    .values(state=LoadState.FAILED)
+                    .values(state=LoadState.REFUSED)
                 )
+            await connection.execute(
+                update(weight_loads).where(weight_loads.c.label == label).values(state=state)
+            )
 
     async def serve(self, fence: int, weights: Serving, *, is_proven: bool) -> None:
         """Replace what is served."""
@@ -125,7 +128,7 @@ class WeightStore:
         )
 
     async def is_refused(self, run_id: str, weight_version: int) -> bool:
-        """Whether probes spoke against the version and it was never proven."""
+        """Whether probes spoke against the version and it was not proven since."""
         query = (
             select(weight_loads.c.state)
             .where(weight_loads.c.run_id == run_id, weight_loads.c.weight_version == weight_version)
@@ -134,6 +137,14 @@ class WeightStore:
         async with reading(self._engine) as connection:
             states = set((await connection.execute(query)).scalars())
         return LoadState.REFUSED in states and LoadState.PROVEN not in states
+
+
+async def _fail_pending(connection: AsyncConnection, engine_url: str) -> None:
+    await connection.execute(
+        update(weight_loads)
+        .where(weight_loads.c.engine_url == engine_url, weight_loads.c.state == LoadState.PENDING)
+        .values(state=LoadState.FAILED)
+    )
 
 
 async def _hold(connection: AsyncConnection, fence: int) -> int:

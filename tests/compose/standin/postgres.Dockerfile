@@ -8,3 +8,4 @@ RUN chmod 3777 /run/postgresql
 ENV PATH=/usr/lib/postgresql/current/bin:$PATH PGDATA=/var/lib/postgresql/data
 COPY postgres.sh /usr/local/bin/start-postgres
 ENTRYPOINT ["sh", "/usr/local/bin/start-postgres"]
+CMD ["postgres"]

@@ -11,4 +11,4 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
   PGPASSWORD=$(cat "$POSTGRES_PASSWORD_FILE") createdb --username="$POSTGRES_USER" "$POSTGRES_DB"
   pg_ctl --wait stop
 fi
-exec postgres -c listen_addresses='*'
+exec "$@" -c listen_addresses='*'

@@ -300,6 +300,41 @@ async def test_publish_when_the_version_was_loaded_without_probes_proves_it(url:
         assert (await made.publish()).ok
 
 
+async def test_publish_when_what_is_served_unproven_is_refused_samples_no_more_of_it(url: str) -> None:
+    async with setup(url) as made:
+        made.engines[0].logprob["/models/v1"] = -9.0
+        assert (await made.publish(probes=())).ok
+        assert not (await made.publish()).ok
+        await made.keeper.probe(made.pool.engines[0])
+        assert not made.pool.engines[0].is_routable, "to load them again would take them for proven"
+        with pytest.raises(EngineError):
+            await made.generate()
+        assert await made.publisher.is_refused("run_1", 1)
+        made.engines[0].logprob["/models/v1"] = -2.0
+        assert (await made.publish()).ok
+        assert made.pool.engines[0].is_routable
+
+
+async def test_publish_when_probes_refused_the_version_takes_it_only_with_probes(url: str) -> None:
+    async with setup(url) as made:
+        made.engines[0].hold_score.clear()
+        refusing = asyncio.ensure_future(made.publish(path="/models/wrong"))
+        await until(lambda: made.engines[0].label == "1.1")
+        unproven = asyncio.ensure_future(made.publish(path="/models/wrong", probes=()))
+        made.engines[0].hold_score.set()
+        assert not (await refusing).ok
+        with pytest.raises(EngineError, match="probes spoke against version 1"):
+            await unproven
+        assert made.pool.serving == BASE
+
+
+async def test_lease_when_the_record_of_its_return_was_lost_is_given_back_at_the_next_look(url: str) -> None:
+    async with setup(url) as made:
+        assert await made.records.take_lease("rollout-a") is not None
+        await made.publisher.refresh()
+        assert (await made.records.look()).holder == ""
+
+
 async def test_publish_when_another_run_is_served_tells_before_and_after(url: str) -> None:
     async with setup(url) as made:
         await made.publish()

@@ -69,6 +69,9 @@ def _set_up(spec: dict[str, Any], owner: tuple[int, int]) -> None:
     # no user namespace of its own: it would give the policy capabilities to attack the kernel with
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
+    # where the machine's memory is short, a session goes before the service does
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     os.chdir(WORK)  # the folder inherited from the fork server is another, shared one
     kernel.drop_capabilities()
     kernel.set_dumpable(False)
