@@ -388,6 +388,7 @@ class RunSession:
             await parts.store.runs.note_unpublished(
                 self._run_id, f"not served within {parts.publish_patience_s:g} s, and given up"
             )
+        await self._retire()  # what was still served while the last steps were taken
         await parts.store.runs.change_state(
             self._run_id, RunState.COMPLETED, allowed={RunState.RUNNING}, already=frozenset(RunState)
         )

@@ -27,11 +27,18 @@ from tests.fixtures.scripted_engine import ScriptedEngine, by_turn, usual_turns
 
 
 class CountingReward(ScriptedReward):
-    """Keeps which tasks it was asked to admit."""
+    """Keeps which tasks it was asked to admit; answers no tool before some sessions were opened."""
 
     def __init__(self) -> None:
         super().__init__()
         self.admitted: list[str] = []
+        self.num_opened_first = 0
+
+    async def CallTool(
+        self, request: reward_pb2.CallToolRequest, context: Any
+    ) -> reward_pb2.CallToolResponse:
+        await until(lambda: len(self.opened) >= self.num_opened_first)
+        return await super().CallTool(request, context)
 
     async def Admit(self, request: reward_pb2.AdmitRequest, context: Any) -> reward_pb2.AdmitResponse:
         self.admitted.append(request.task.task_id)
@@ -148,6 +155,8 @@ async def test_demonstrations_when_posted_at_one_are_played_by_both_once(tmp_pat
             "run_id": "sft",
             "demonstrations": [{"task": f"task-{i % 3}", "turns": turns} for i in range(12)],
         }
+        assert isinstance(a.reward, CountingReward)
+        a.reward.num_opened_first = 6  # the places of both: neither is done before the other has begun
         await b.post("/v1/demonstrations", body, expect=202)
         found: list[trajectory_pb2.Trajectory] = []
         while len(found) < 12:
