@@ -82,6 +82,10 @@ class Queue(Protocol):
         """Mark entries as done; acknowledging twice is no error."""
         ...
 
+    async def renew(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Have this consumer's entries count as delivered just now: slow work is no dead consumer."""
+        ...
+
     async def give_back(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """Have this consumer's entries delivered to any other as soon as it looks for stale ones.
 

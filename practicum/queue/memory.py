@@ -102,13 +102,22 @@ class MemoryQueue:
 
     async def give_back(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """Let entries count as stale at once."""
+        await self._set_delivered(stream, group, consumer, entry_ids, at_s=-math.inf)
+
+    async def renew(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Let entries count as delivered just now."""
+        await self._set_delivered(stream, group, consumer, entry_ids, at_s=self._clock.monotonic())
+
+    async def _set_delivered(
+        self, stream: str, group: str, consumer: str, entry_ids: Sequence[str], *, at_s: float
+    ) -> None:
         await self.ensure_group(stream, group)
         pending = self._stream(stream).groups[group].pending
         async with self._changed:
             for entry_id in entry_ids:
                 held = pending.get(int(entry_id))
                 if held is not None and held.consumer == consumer:
-                    held.delivered_at_s = -math.inf
+                    held.delivered_at_s = at_s
             self._changed.notify_all()
 
     async def dead_letters(self, stream: str, group: str) -> list[Entry]:

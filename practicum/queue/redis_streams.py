@@ -22,7 +22,7 @@ from practicum.v1.events_pb2 import Envelope
 _FIELD = b"e"
 # How Redis says that a stream or its group is not there: to a new read, and to one that waited.
 _GONE = ("NOGROUP", "UNBLOCKED")
-_MAX_GIVEN_BACK = 10_000
+_MAX_PENDING = 10_000
 _EVICTING_POLICIES = frozenset({"allkeys-lru", "allkeys-lfu", "allkeys-random"})
 
 
@@ -106,16 +106,25 @@ class RedisQueue:
 
     async def give_back(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """Let entries count as stale at once: others look every quarter of the claim time."""
+        await self._set_idle(stream, group, consumer, entry_ids, idle_ms=self._claim_after_ms)
+
+    async def renew(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Let entries count as delivered just now."""
+        await self._set_idle(stream, group, consumer, entry_ids, idle_ms=0)
+
+    async def _set_idle(
+        self, stream: str, group: str, consumer: str, entry_ids: Sequence[str], *, idle_ms: int
+    ) -> None:
         if entry_ids:
             async with _as_queue_errors():
                 # Only what is still this consumer's: another may have claimed an entry meanwhile.
                 owned = await self._client.xpending_range(
-                    stream, group, min="-", max="+", count=_MAX_GIVEN_BACK, consumername=consumer
+                    stream, group, min="-", max="+", count=_MAX_PENDING, consumername=consumer
                 )
                 ids = {_text(item["message_id"]) for item in owned} & set(entry_ids)
                 if ids:
                     await self._client.xclaim(
-                        stream, group, consumer, 0, sorted(ids), idle=self._claim_after_ms, justid=True
+                        stream, group, consumer, 0, sorted(ids), idle=idle_ms, justid=True
                     )
 
     async def dead_letters(self, stream: str, group: str) -> list[Entry]:

@@ -78,6 +78,7 @@ async def serve(settings: RewardSettings) -> None:
         defaults=defaults,
         consumer=settings.reward_instance,
         concurrency=settings.reward_grading_concurrency,
+        renew_every_s=settings.claim_after_s / 3,
     )
     rpc = await start_server(
         [

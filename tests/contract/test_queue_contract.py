@@ -123,6 +123,21 @@ async def test_give_back_when_called_gives_entries_to_another_before_their_time(
     await other.close()
 
 
+async def test_renew_when_called_in_time_keeps_entries_from_others(queue: Queue, stream: str) -> None:
+    await publish(queue, stream, 2)
+    await queue.ensure_group(stream, GROUP)
+    entries = await queue.read(stream, GROUP, "a", max_entries=2, wait_s=0.05)
+    ids = [entry.entry_id for entry in entries]
+    await asyncio.sleep(1.5 * CLAIM_AFTER_S)
+    await queue.renew(stream, GROUP, "b", ids)  # not b's
+    found: list[str] = []
+    for _ in range(40):
+        await queue.renew(stream, GROUP, "a", ids[:1])
+        if found := await read(queue, stream, "b"):
+            break
+    assert found == ["run-1"]
+
+
 async def test_give_back_when_the_same_consumer_restarts_is_its_own_still(queue: Queue, stream: str) -> None:
     await publish(queue, stream, 1)
     await queue.ensure_group(stream, GROUP)

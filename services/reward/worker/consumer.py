@@ -6,7 +6,7 @@ acknowledged only after its grade is stored and published, so that a crash anywh
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from practicum.clock import Clock
@@ -41,6 +41,7 @@ class GradingWorker:
     defaults: SandboxLimits
     consumer: str
     concurrency: int
+    renew_every_s: float = 20.0  # less than the claim time, after which others take an entry over
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consumes until told to stop, first what an earlier life left; what is in hand then is finished.
@@ -51,6 +52,8 @@ class GradingWorker:
         is_owed_known = False
         in_hand: dict[str, asyncio.Task[None]] = {}
         left: list[Entry] = []
+        done = asyncio.Event()
+        renewing = asyncio.create_task(self._renew(in_hand, owed, done))
         try:
             async with asyncio.TaskGroup() as group:
                 while not stop.is_set():
@@ -75,7 +78,23 @@ class GradingWorker:
                             continue
                         in_hand[entry.entry_id] = group.create_task(self._handle(entry, in_hand, left))
         finally:
+            done.set()
+            await renewing
             await self._give_back([*left, *owed])
+
+    async def _renew(
+        self, in_hand: Mapping[str, object], owed: Collection[Entry], done: asyncio.Event
+    ) -> None:
+        """Keep what is in hand or waits here from those who would take it for a dead consumer's."""
+        while True:
+            await pause(done, self.renew_every_s)
+            if done.is_set():
+                return
+            ids = [*in_hand, *(entry.entry_id for entry in owed)]
+            try:
+                await self.queue.renew(GRADING, GROUP, self.consumer, ids)
+            except QueueError as error:
+                _log.warning("grading.not_renewed", entries=len(ids), error=str(error))
 
     async def _give_back(self, entries: Sequence[Entry]) -> None:
         try:

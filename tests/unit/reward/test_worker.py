@@ -143,6 +143,23 @@ async def test_graded_trajectories_reach_the_trainer_and_the_events(rig: Rig) ->
     assert (await rig.store.get("ep_1-1")).grade == graded["ep_1-1"].grade
 
 
+async def test_a_grading_longer_than_the_claim_time_is_nobody_elses(rig: Rig) -> None:
+    worker = replace(rig.worker, renew_every_s=0.3)
+    rig.grader.going_on.clear()
+    await rig.queue.publish(GRADING, grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED})))
+    stop = asyncio.Event()
+    working = asyncio.create_task(worker.run(stop))
+    async with asyncio.timeout(20):
+        while rig.grader.num_graded == 0:  # noqa: ASYNC110 — a counter gives no event
+            await asyncio.sleep(0.01)
+    assert await rig.queue.read(GRADING, GROUP, "reward-1", max_entries=1, wait_s=2.5) == []
+    rig.grader.going_on.set()
+    assert [one.reward for one in await rig.graded(1)] == [1.0]
+    stop.set()
+    await working
+    assert rig.grader.num_graded == 1
+
+
 async def test_a_redelivery_publishes_the_stored_grade_and_grades_nothing(rig: Rig) -> None:
     request = grade_request(make_trajectory("ep_1-1"), changed({"calc.py": FIXED}))
     for _ in range(3):
