@@ -4,6 +4,7 @@ A label whose load is settled is remembered, so that a turn asks nothing of SQL;
 looked up, and one whose load is still to be proven is waited for.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ class LabelBook:
         self._wait_s = wait_s
         self._poll_s = poll_s
         self._settled: OrderedDict[str, Load] = OrderedDict()
+        self._asking: dict[str, asyncio.Task[Load | None]] = {}
 
     def knows(self, label: str) -> bool:
         """Whether the label's load is settled, and known here to be."""
@@ -47,6 +49,16 @@ class LabelBook:
 
     async def verdict(self, label: str) -> Load | None:
         """The load behind a label once it is settled, or as it stands after the longest wait."""
+        if label in self._settled:
+            return self._settled[label]
+        asking = self._asking.get(label)
+        if asking is None:
+            # One for all who wait: a publication is met by every generation under way.
+            asking = self._asking[label] = asyncio.create_task(self._ask(label))
+            asking.add_done_callback(lambda _: self._asking.pop(label, None))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, label: str) -> Load | None:
         give_up_at_s = self._clock.monotonic() + self._wait_s
         while True:
             load = await self.now(label)

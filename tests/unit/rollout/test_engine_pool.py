@@ -256,3 +256,19 @@ def test_meter_when_slots_are_taken_integrates_them_over_time() -> None:
     assert usage.utilisation == pytest.approx(25 / 120)
     assert usage.tokens_generated == 12
     assert usage.since(before).utilisation == pytest.approx(5 / 20)
+
+
+async def test_labels_when_many_wait_for_one_verdict_ask_together() -> None:
+    loads = Loads()
+    loads.states["1.1"] = LoadState.PENDING
+    book = LabelBook(loads.find, clock=SystemClock(), wait_s=5.0, poll_s=0.05)
+    waiting = [asyncio.ensure_future(book.verdict("1.1")) for _ in range(64)]
+    await until(lambda: loads.num_asked >= 3)
+    waiting[0].cancel()  # who leaves takes nobody along
+    assert loads.num_asked < 64
+    loads.states["1.1"] = LoadState.PROVEN
+    found = await asyncio.gather(*waiting[1:])
+    assert {load.state for load in found if load is not None} == {LoadState.PROVEN}
+    num_asked = loads.num_asked
+    assert await book.verdict("1.1") == found[0]
+    assert loads.num_asked == num_asked, "a settled label asks nothing"
