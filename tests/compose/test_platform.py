@@ -216,9 +216,9 @@ def test_run_when_services_are_scaled_is_shared_by_every_replica(platform: Platf
     assert all(count > 0 for count in did.values()), did
     check_ledger(platform, run_id, num_steps=3)
     platform.compose("up", "--detach", "--no-build", "--scale", "rollout=1", "--scale", "reward=1")
-    run_id = start_run(platform, suite, num_steps=1)
+    run_id = start_run(platform, suite, num_steps=2)
     wait_until_completed(platform, run_id)
-    check_ledger(platform, run_id, num_steps=1)
+    check_ledger(platform, run_id, num_steps=2)
 
 
 def test_services_when_stopped_drain_and_exit_with_0(platform: Platform) -> None:
