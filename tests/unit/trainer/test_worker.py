@@ -39,7 +39,10 @@ async def test_run_when_its_stream_cannot_be_removed_ends_all_the_same(tmp_path:
         await trainer.send(*(trajectory(run_id=first, episode=k, reward=float(k)) for k in range(2)))
         await trainer.until(first, lambda body: body["state"] == "completed")
         second = await trainer.make_run(model)
-        await trainer.until(second, lambda body: body["state"] == "running")
+        # Only a run that waits for groups has a stream to remove.
+        await trainer.until(
+            second, lambda body: (body["activity"] or {}).get("phase") == "waiting_for_groups"
+        )
         assert queue.num_refused == 1
         assert trainer.progress.activity(first) is None
         await trainer.post(f"/v1/runs/{second}:stop")
