@@ -83,17 +83,27 @@ class EngineClient:
     async def score(self, token_ids_T: Ids, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> Floats:
         """Logprob of each token given those before it, temperature 1; 0 for the first."""
         self._check_ids(token_ids_T)
+        sent: list[int] = token_ids_T.tolist()
         body = {
-            "input_ids": token_ids_T.tolist(),
+            "input_ids": sent,
             "return_logprob": True,
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         }
         answer = await self._post("/generate", body, timeout_s=timeout_s)
         entries = _meta(answer).get("input_token_logprobs")
-        if not isinstance(entries, list) or [entry[1] for entry in entries] != body["input_ids"]:
+        entries = entries if isinstance(entries, list) else []
+        told = [entry[1] for entry in entries]
+        if len(told) != len(sent) or not all(map(self._is_named, sent, told)):
             raise EngineError("the prompt logprobs are not those of the prompt that was sent")
         return np.array([0.0, *(_number(entry[0]) for entry in entries[1:])], dtype=np.float32)
+
+    def _is_named(self, sent: int, told: int) -> bool:
+        """Whether the engine's name for a prompt's id is right.
+
+        SGLang 0.5.23 names the last id of a vocabulary 0 here; the logprob beside it is that of the id.
+        """
+        return told == sent or (told == 0 and sent == self.vocab_size - 1)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; its generate call returns what it has. SGLang matches ids by their beginning."""

@@ -150,6 +150,22 @@ async def test_score_when_called_gives_one_logprob_a_token(pair: Pair) -> None:
     assert sent["sampling_params"]["max_new_tokens"] == 0
 
 
+@pytest.mark.parametrize(("sent", "told", "is_right"), [(99, 0, True), (99, 99, True), (98, 0, False)])
+async def test_score_when_the_engine_names_the_last_id_0_takes_it_for_what_was_sent(
+    sent: int, told: int, is_right: bool
+) -> None:
+    entries = [[None, 5, None], [-2.0, told, None]]
+    answer = httpx.Response(200, json={"text": "", "meta_info": {"input_token_logprobs": entries}})
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda request: answer)) as http:
+        client = EngineClient(http, engine_id="e", base_url="http://e/", vocab_size=100, context_length=64)
+        scoring = client.score(np.array([5, sent], dtype=np.int32))
+        if is_right:
+            assert (await scoring).tolist() == [0.0, -2.0]
+        else:
+            with pytest.raises(EngineError, match="not those of the prompt"):
+                await scoring
+
+
 async def test_update_when_the_engine_refuses_fails_with_its_reason(pair: Pair) -> None:
     with pytest.raises(EngineError, match="cannot read"):
         await pair.client.update_weights("/nowhere", "3", timeout_s=5)
