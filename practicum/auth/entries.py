@@ -14,6 +14,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
@@ -36,6 +37,10 @@ class TokenEntry(BaseModel):
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
     expires_at: AwareDatetime | None = None  # None = never
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether it has expired."""
+        return self.expires_at is not None and self.expires_at <= now
 
 
 def new_secret() -> str:

@@ -95,7 +95,7 @@ class Keyring:
         entry = find_entry(sha256_of(credentials.strip()), entries)
         if entry is None:
             raise Unauthorized("the token is not known here; it may have been revoked")
-        if entry.expires_at is not None and entry.expires_at <= self._clock.now():
+        if entry.expires_at is not None and entry.is_over(self._clock.now()):
             raise Unauthorized(f"the token {entry.name!r} expired at {entry.expires_at.isoformat()}")
         return Caller(name=entry.name, scopes=entry.scopes)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from rich.progress import Progress, TaskID
@@ -22,7 +23,7 @@ from practicum.errors import PracticumError
 
 TERMINAL_STATES = frozenset({"completed", "stopped", "failed"})
 DEMONSTRATIONS_PER_CALL = 512
-DEMONSTRATIONS_PER_SUITE = 8192
+TASKS_PER_SUITE = 8192
 HELDOUT_OF_EVERY_DEMO = 200
 
 
@@ -87,26 +88,32 @@ async def warm_start(context: DemoContext, base: Path, target: Path) -> None:
 async def play_demonstrations(
     context: DemoContext, run_id: str, suite: Json, shown: Sequence[Demonstration]
 ) -> None:
-    """Play every demonstration for the run; the suite goes up in parts, each ready before it is played."""
+    """Play every demonstration for the run; the tasks go up once, in suites that a call may hold."""
+    tasks = [task for task in suite["tasks"] if task["split"] == "train"]
+    reference_of: dict[str, str] = {}
+    for first in range(0, len(tasks), TASKS_PER_SUITE):
+        part = tasks[first : first + TASKS_PER_SUITE]
+        reference = await submit(context, _part(suite, first // TASKS_PER_SUITE, part))
+        reference_of |= {task["name"]: reference for task in part}
     bar = context.progress.add_task("demonstrations played in sandboxes", total=len(shown))
-    for first in range(0, len(shown), DEMONSTRATIONS_PER_SUITE):
-        part = shown[first : first + DEMONSTRATIONS_PER_SUITE]
-        reference = await submit(context, _part(suite, first // DEMONSTRATIONS_PER_SUITE, part))
-        for start in range(0, len(part), DEMONSTRATIONS_PER_CALL):
-            batch = [_scripted(one) for one in part[start : start + DEMONSTRATIONS_PER_CALL]]
+    num_played = 0
+    for reference, group in groupby(shown, key=lambda one: reference_of[one.task]):
+        of_suite = list(group)
+        for start in range(0, len(of_suite), DEMONSTRATIONS_PER_CALL):
+            batch = [_scripted(one) for one in of_suite[start : start + DEMONSTRATIONS_PER_CALL]]
             body = {"run_id": run_id, "suite": reference, "demonstrations": batch}
             accepted = await context.client.rollout("POST", "/v1/demonstrations", body)
-            await follow_demonstrations(context, accepted["demonstration_id"], bar, first + start)
+            await follow_demonstrations(context, accepted["demonstration_id"], bar, num_played)
+            num_played += len(batch)
 
 
-def _part(suite: Json, number: int, shown: Sequence[Demonstration]) -> Json:
-    """The tasks of some demonstrations, as a suite of its own."""
-    names = {one.task for one in shown}
+def _part(suite: Json, number: int, tasks: Sequence[Json]) -> Json:
+    """Some tasks of a suite, as a suite of its own."""
     return {
         "name": f"{suite['name']}-shown-{number}",
         "version": suite["version"],
         "admission": "skip",  # every task of the generator is checked where it is made
-        "tasks": [task for task in suite["tasks"] if task["name"] in names],
+        "tasks": tasks,
     }
 
 

@@ -64,7 +64,9 @@ def list_tokens(tokens_file: TokensFile, as_json: AsJson = False) -> None:
     table = Table("name", "scopes", "expires")
     for entry in entries:
         end = entry.expires_at.isoformat(timespec="seconds") if entry.expires_at else "never"
-        table.add_row(entry.name, ", ".join(entry.scopes), end + (" (over)" if _is_over(entry) else ""))
+        table.add_row(
+            entry.name, ", ".join(entry.scopes), end + (" (over)" if entry.is_over(datetime.now(UTC)) else "")
+        )
     Console().print(table)
 
 
@@ -102,13 +104,9 @@ def _end(text: str | None) -> datetime | None:
     return datetime.now(UTC).replace(microsecond=0) + int(match[1]) * _UNITS[match[2]]
 
 
-def _is_over(entry: TokenEntry) -> bool:
-    return entry.expires_at is not None and entry.expires_at <= datetime.now(UTC)
-
-
 def _shown(entry: TokenEntry) -> dict[str, Any]:
     shown = entry.model_dump(mode="json", exclude={"sha256"})
-    return shown | {"is_over": _is_over(entry)}
+    return shown | {"is_over": entry.is_over(datetime.now(UTC))}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import DateTime, Text, TypeDecorator, event
-from sqlalchemy.engine import Dialect, make_url
+from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 SQLITE_BUSY_TIMEOUT_MS = 30_000
@@ -70,27 +70,39 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else json.loads(value)
 
 
+def url_with_driver(url: str, *, sqlite: str) -> URL:
+    """`sqlite:///path` or `postgresql://…` with its driver; makes the folder of a SQLite file.
+
+    Raises `ValueError` for any other database.
+    """
+    parsed = make_url(url)
+    match parsed.get_backend_name():
+        case "sqlite":
+            if parsed.database and parsed.database != ":memory:":
+                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            return parsed.set(drivername=sqlite)
+        case "postgresql":
+            return parsed.set(drivername="postgresql+psycopg")
+        case other:
+            raise ValueError(f"database_url: {other} is not supported; use sqlite:/// or postgresql://")
+
+
 def create_engine(url: str) -> AsyncEngine:
     """An engine for `sqlite:///path` or `postgresql://…`; makes the folder of a SQLite file."""
-    parsed = make_url(url)
-    backend = parsed.get_backend_name()
-    if backend == "sqlite":
-        if parsed.database and parsed.database != ":memory:":
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_async_engine(parsed.set(drivername="sqlite+aiosqlite"))
+    parsed = url_with_driver(url, sqlite="sqlite+aiosqlite")
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_async_engine(parsed)
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin)
         return engine
-    if backend == "postgresql":
-        return create_async_engine(
-            parsed.set(drivername="postgresql+psycopg"),
-            pool_pre_ping=True,
-            pool_size=10,
-            max_overflow=10,
-            # A process that stands still inside a transaction must not hold up every other one.
-            connect_args={"connect_timeout": 10, "options": _POSTGRESQL_LIMITS},
-        )
-    raise ValueError(f"database_url: {backend} is not supported; use sqlite:/// or postgresql://")
+    return create_async_engine(
+        parsed,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=10,
+        # A process that stands still inside a transaction must not hold up every other one.
+        connect_args={"connect_timeout": 10, "options": _POSTGRESQL_LIMITS},
+    )
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ and the documents under `/docs` need no token: they are for who can reach the se
 """
 
 import asyncio
-import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -32,7 +31,7 @@ from practicum.errors import (
     Unauthorized,
 )
 from practicum.rest.access import check_scoped
-from practicum.rest.models import FieldProblem, Problem
+from practicum.rest.models import PROBLEM_MEDIA_TYPE, FieldProblem, Problem, problem_response
 from practicum.rpc.codes import RpcUnavailable
 from practicum.telemetry.logs import get_logger
 
@@ -70,7 +69,6 @@ _PROBLEM_ANSWERS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": _TITLES[status]}
     for status in (401, 403, 404, 409, 422, 429, 500, 503)
 }
-_PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 class _Application(FastAPI):
@@ -85,7 +83,7 @@ class _Application(FastAPI):
                 for operation in path.values():
                     for status, answer in operation["responses"].items():
                         if status >= "400" and "application/json" in answer.get("content", {}):
-                            answer["content"][_PROBLEM_MEDIA_TYPE] = answer["content"].pop("application/json")
+                            answer["content"][PROBLEM_MEDIA_TYPE] = answer["content"].pop("application/json")
         return schema
 
 
@@ -195,13 +193,7 @@ def _problem(
         trace_id=getattr(request.state, "trace_id", ""),
         errors=errors or [],
     )
-    return Response(
-        # Escaped to ASCII: a field may be named by half a character, which JSON can write and UTF-8 cannot.
-        json.dumps(problem.model_dump()),
-        status_code=status,
-        headers=dict(headers or {}),
-        media_type=_PROBLEM_MEDIA_TYPE,
-    )
+    return problem_response(problem, headers or {})
 
 
 async def _on_practicum_error(request: Request, error: Exception) -> Response:

@@ -5,12 +5,9 @@ answered as ever: the process lives, and what it still does is worth seeing. Req
 are left alone.
 """
 
-import json
-
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from practicum.rest.models import Problem
+from practicum.rest.models import Problem, problem_response
 
 RETRY_AFTER_S = 2
 _STILL_ANSWERED = ("/healthz", "/metrics")
@@ -39,11 +36,6 @@ class Draining:
             code="unavailable",
             trace_id="",
         )
-        answer = Response(
-            json.dumps(problem.model_dump()),
-            status_code=503,
-            media_type="application/problem+json",
-            # A load balancer must not keep sending here over a connection that it holds.
-            headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
-        )
-        await answer(scope, receive, send)
+        # A load balancer must not keep sending here over a connection that it holds.
+        headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+        await problem_response(problem, headers)(scope, receive, send)

@@ -1,8 +1,13 @@
 """Shapes that every REST answer shares."""
 
+import json
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 T = TypeVar("T")
 
@@ -39,3 +44,14 @@ class Problem(ApiModel):
     code: str = Field(description="A stable word for programs.", examples=["invalid_input"])
     trace_id: str = Field(description="Find the request in the logs by this.")
     errors: list[FieldProblem] = Field(default=[], description="By field, where the input is wrong.")
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str]) -> Response:
+    """The problem as the answer of a request."""
+    return Response(
+        # Escaped to ASCII: a field may be named by half a character, which JSON can write and UTF-8 cannot.
+        json.dumps(problem.model_dump()),
+        status_code=problem.status,
+        headers=dict(headers),
+        media_type=PROBLEM_MEDIA_TYPE,
+    )

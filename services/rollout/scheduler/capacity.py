@@ -36,7 +36,11 @@ class Capacity:
     async def take_some(self, most: int) -> int:
         """Wait for one place, and take as many as are free, up to `most`; their number."""
         await self._wait_for(1)
-        number = 1
+        return 1 + self.try_take_some(most - 1)
+
+    def try_take_some(self, most: int) -> int:
+        """Take as many places as are free now, up to `most`; their number."""
+        number = 0
         while number < most and self.try_take(1):
             number += 1
         return number

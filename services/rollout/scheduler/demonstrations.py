@@ -16,10 +16,11 @@ from services.rollout.scheduler.capacity import Capacity
 from services.rollout.scheduler.claiming import Claimer
 from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.jobs import JobMaker
+from services.rollout.scheduler.open_work import OpenWork
 from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf
 from services.rollout.store.claims import Whose
-from services.rollout.store.demonstrations import DemonstrationStore, Script
+from services.rollout.store.demonstrations import DemonstrationSet, DemonstrationStore, Script
 from services.rollout.store.episodes import EpisodeStore, StoredEpisode
 from services.rollout.store.suites import SuiteStore
 from services.rollout.tasks import TaskState
@@ -28,7 +29,6 @@ log = get_logger("rollout.demonstration")
 
 MAX_RUNNING = 16
 _POLL_S = 0.5
-_LOOK_S = 1.0  # for what was asked of another replica
 
 
 class DemonstrationPlayer:
@@ -58,8 +58,13 @@ class DemonstrationPlayer:
         self._claimer = claimer
         self._metrics = metrics
         self._clock = clock
-        self._wake = asyncio.Event()  # set when a set was stored
-        self._playing: set[str] = set()
+        self._open = OpenWork(
+            "demonstration",
+            find=store.running,
+            id_of=lambda demonstration: demonstration.demonstration_id,
+            play=self._play_share,
+            metrics=metrics,
+        )
 
     async def check_room(self) -> None:
         """Raise `Overloaded` where no further set may be submitted now."""
@@ -68,40 +73,15 @@ class DemonstrationPlayer:
 
     def look_now(self) -> None:
         """Play what was stored since the last look."""
-        self._wake.set()
+        self._open.look_now()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`, then let the episodes in flight end; the rest is left to whoever comes."""
-        async with Crew() as crew:
-            while not stop.is_set():
-                try:
-                    for demonstration in await self._store.running():
-                        if demonstration.demonstration_id not in self._playing:
-                            self._playing.add(demonstration.demonstration_id)
-                            crew.start(self._play(demonstration.demonstration_id, crew))
-                except Exception:
-                    log.exception("demonstrations.failed")
-                    self._metrics.errors.labels("demonstration").inc()
-                try:
-                    async with asyncio.timeout(_LOOK_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
-                self._wake.clear()
-            await crew.finish()
+        await self._open.run(stop)
 
-    async def _play(self, demonstration_id: str, crew: Crew) -> None:
-        """Until it is complete, or something breaks: then the next look takes it up, and its plays go on."""
-        try:
-            await self._play_share(demonstration_id, crew)
-        except Exception:
-            log.exception("demonstration.failed", demonstration_id=demonstration_id)
-            self._metrics.errors.labels("demonstration").inc()
-        finally:
-            self._playing.discard(demonstration_id)
-
-    async def _play_share(self, demonstration_id: str, crew: Crew) -> None:
+    async def _play_share(self, demonstration: DemonstrationSet, crew: Crew) -> None:
         """Claim and play until the set is complete: episodes of a replica that is gone are free later."""
+        demonstration_id = demonstration.demonstration_id
         whose = Whose(demonstration_id=demonstration_id)
         scripts: Sequence[Script] = ()
         while not await self._store.complete_if_done(demonstration_id, self._clock.now()):

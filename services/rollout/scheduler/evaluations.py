@@ -19,6 +19,7 @@ from services.rollout.scheduler.capacity import Capacity
 from services.rollout.scheduler.claiming import Claimer
 from services.rollout.scheduler.crew import Crew
 from services.rollout.scheduler.jobs import JobMaker, PlaySettings
+from services.rollout.scheduler.open_work import OpenWork
 from services.rollout.scheduler.runner import EpisodeRunner
 from services.rollout.scheduler.selection import TaskShelf, draw
 from services.rollout.store.claims import Whose
@@ -31,7 +32,6 @@ log = get_logger("rollout.evaluation")
 
 MAX_RUNNING = 16
 _GRADE_POLL_S = 0.25
-_LOOK_S = 1.0  # for what was asked of another replica
 
 
 class EvaluationPlayer:
@@ -63,8 +63,13 @@ class EvaluationPlayer:
         self._metrics = metrics
         self._clock = clock
         self._new_id = new_id
-        self._wake = asyncio.Event()  # set when one was stored
-        self._playing: set[str] = set()
+        self._open = OpenWork(
+            "evaluation",
+            find=store.running,
+            id_of=lambda evaluation: evaluation.evaluation_id,
+            play=self._play_share,
+            metrics=metrics,
+        )
 
     async def submit(self, request: dict[str, Any], creation_of: Callable[[str], Creation]) -> str:
         """Store an evaluation and begin it soon; the answer to give, or the one its key was given before.
@@ -112,38 +117,12 @@ class EvaluationPlayer:
             ]
         creation = creation_of(evaluation_id)
         answer = await self._store.create(evaluation, members, creation)
-        self._wake.set()
+        self._open.look_now()
         return answer
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`, then let the episodes in flight end; the rest is left to whoever comes."""
-        async with Crew() as crew:
-            while not stop.is_set():
-                try:
-                    for evaluation in await self._store.running():
-                        if evaluation.evaluation_id not in self._playing:
-                            self._playing.add(evaluation.evaluation_id)
-                            crew.start(self._play(evaluation, crew))
-                except Exception:
-                    log.exception("evaluations.failed")
-                    self._metrics.errors.labels("evaluation").inc()
-                try:
-                    async with asyncio.timeout(_LOOK_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
-                self._wake.clear()
-            await crew.finish()
-
-    async def _play(self, evaluation: Evaluation, crew: Crew) -> None:
-        """Until it is complete, or something breaks: then the next look takes it up, and its plays go on."""
-        try:
-            await self._play_share(evaluation, crew)
-        except Exception:
-            log.exception("evaluation.failed", evaluation_id=evaluation.evaluation_id)
-            self._metrics.errors.labels("evaluation").inc()
-        finally:
-            self._playing.discard(evaluation.evaluation_id)
+        await self._open.run(stop)
 
     async def _play_share(self, evaluation: Evaluation, crew: Crew) -> None:
         """Claim and play until it is complete: episodes of a replica that is gone are free later."""

@@ -274,9 +274,7 @@ class RunFollower:
         """Take up this replica's share of what nobody plays; False where there is no place for more."""
         run = followed.run
         wanted = self._membership.share(followed.num_unowned)
-        num_places = 0
-        while num_places < wanted and self._capacity.try_take(1):
-            num_places += 1
+        num_places = self._capacity.try_take_some(wanted)
         claimed: list[StoredEpisode] = []
         try:
             if num_places:
